@@ -9,12 +9,17 @@ BIN := $(ENV)/bin
 # This checkout's code, even where an active environment has another one installed.
 export PYTHONPATH := $(CURDIR)/src
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# seqeval has no wheel; old versions of pip would build it with whatever setuptools they have just installed.
+export PIP_USE_PEP517 := 1
 # Compiled code is kept even where an environment says otherwise: hundreds of test files and processes need it.
 export PYTHONDONTWRITEBYTECODE :=
 
 # One torch thread per worker: more would fight over the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
-INSTALL := $(BIN)/python -m pip install --quiet -c constraints.txt
+INSTALL := $(BIN)/python -m pip install --quiet
+# torch by its version alone: its build depends on the machine (docs/dependencies.md).
+locked = $(INSTALL) --require-hashes -r deploy/lock/$(1).txt && $(INSTALL) -r deploy/lock/torch.txt && \
+	$(INSTALL) --no-deps --no-build-isolation -e .
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo browser lint test test-all test-gpu format clean
@@ -59,10 +64,10 @@ clean: ## remove what was built; the environment stays
 $(BIN)/python:
 	$(PYTHON) -m venv $(ENV)
 
-$(ENV)/.runtime: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e ".[plots]"
+$(ENV)/.runtime: pyproject.toml $(wildcard deploy/lock/*) | $(BIN)/python
+	$(call locked,demo)
 	@touch $@
 
-$(ENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(INSTALL) -e ".[dev]"
+$(ENV)/.installed: pyproject.toml $(wildcard deploy/lock/*) | $(BIN)/python
+	$(call locked,test)
 	@touch $(ENV)/.runtime $@

@@ -3,7 +3,10 @@
     python bench/kill_and_resume.py pretrain --store store/ --kills 100
     python bench/kill_and_resume.py finetune --kills 50           # on sentences made up here
     python bench/kill_and_resume.py distill --store store/        # also distill-task, prune, prune-weights,
-                                                                  # quantise, share, trim, export, export-all
+                                                                  # quantise, share, trim, export, export-all,
+                                                                  # lora, seeds, search, folds, glue, look,
+                                                                  # features, features-table, sweep
+    python bench/kill_and_resume.py glue --store store/ --faults 40  # events of the file system that fail
 
 Does a small job once without interruption. Then the same again with SIGKILL at random moments; after each
 kill the same command is given again. Exit status 1 if anything differs.
@@ -16,12 +19,17 @@ weights, moments and the saved position are compared bit for bit.
 Other jobs are killed at any moment of their time, some of them a little after SIGTERM. Whenever one comes to
 its end all its files are compared, byte for byte, and it begins anew. They are done with a small model that
 is trained on the store before.
+
+With --faults, that many events of the file system in the job's folder (a file opened to write, a rename, an
+fsync, ...) end the process or fail, in turn with EIO, ENOSPC and ESTALE. A failure must be told in one line;
+the same command, given again, must end as the undisturbed one.
 """
 
 import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -96,9 +104,12 @@ class Job:
         settings = [word for setting in self.settings for word in ("--set", setting)]
         return [sys.executable, "-m", "bertsmith", *self.words, self.out_option, str(self.out), *settings]
 
-    def start(self) -> subprocess.Popen[bytes]:
-        """The command in a process group of its own."""
+    def start(self, fault: str = "") -> subprocess.Popen[bytes]:
+        """The command in a process group of its own, with an event that fails (fault_points)."""
         environment = {"OMP_NUM_THREADS": "1", **os.environ}
+        if fault:
+            path = [str(Path(__file__).parent / "fault_points"), environment.get("PYTHONPATH", "")]
+            environment |= {"BERTSMITH_BENCH_FAULT": fault, "PYTHONPATH": os.pathsep.join(path)}
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         return subprocess.Popen(self.command(), env=environment, start_new_session=True, **quiet)
 
@@ -120,6 +131,7 @@ def main() -> None:
     parser.add_argument("job", choices=list(JOBS))
     parser.add_argument("--store", type=Path, help="token store; fine-tuning needs none")
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--faults", type=int, default=0, help="in the place of --kills")
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the moments of the kills")
     options = parser.parse_args()
@@ -127,7 +139,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = JOBS[options.job](options, Path(folder))
         disturbed = replace(undisturbed, out=folder_of(undisturbed, "disturbed"))
-        kills = Kills(options.kills, finish(undisturbed), random.Random(options.seed))
+        chance = random.Random(options.seed)
+        if options.faults:
+            sys.exit(fail_and_repeat(undisturbed, disturbed, options.faults, chance))
+        kills = Kills(options.kills, finish(undisturbed), chance)
         if undisturbed.is_run:
             kill_again_and_again(disturbed, kills)
             finish(disturbed)
@@ -212,6 +227,74 @@ def exporting_checkpoints(options: argparse.Namespace, folder: Path) -> Job:
     return Job(words, (), folder / "undisturbed", is_run=False)
 
 
+def tuning(*words: str, task: str = "custom") -> Callable[[argparse.Namespace, Path], Job]:
+    """Fine-tuning of a small model, several times or in another way."""
+
+    def make(options: argparse.Namespace, folder: Path) -> Job:
+        given = ("finetune", task, "--model", str(small_model(options, folder)), *columns(folder))
+        return Job(
+            (*given, "--epochs", "0.05", *words), FINETUNING_SETTINGS, folder / "undisturbed", is_run=False
+        )
+
+    return make
+
+
+def sweeping(options: argparse.Namespace, folder: Path) -> Job:
+    """Four tiny pre-training runs."""
+    words = ("pretrain", RECIPE, "--store", str(options.store), "--steps", "6", "--sweep")
+    words += ("optim.peak_lr=1e-3,2e-3", "--sweep", "batch.sequences=8,16")
+    return Job(words, PRETRAINING_SETTINGS, folder / "undisturbed", is_run=False)
+
+
+def glue(options: argparse.Namespace, folder: Path) -> Job:
+    """RTE and SST-2, twice each, on the sentences of the table."""
+    rows = [line.split("\t") for line in table(folder).read_text().splitlines()[1:201]]
+    for name in ("RTE", "SST-2"):
+        (folder / "glue" / name).mkdir(parents=True)
+        for split, some in (("train", rows[:160]), ("dev", rows[160:])):
+            lines = ["index\tsentence1\tsentence2\tlabel" if name == "RTE" else "sentence\tlabel"]
+            for at, (text, label) in enumerate(some):
+                told = ("entailment", "not_entailment") if name == "RTE" else ("0", "1")
+                first = f"{at}\t{text}\t{text}" if name == "RTE" else text
+                lines.append(f"{first}\t{told[label == 'king']}")
+            (folder / "glue" / name / f"{split}.tsv").write_text("\n".join(lines) + "\n")
+    words = ("glue", "--model", str(small_model(options, folder)), "--data", str(folder / "glue"))
+    words += ("--tasks", "rte,sst2", "--seeds", "2", "--epochs", "0.5")
+    return Job(words, FINETUNING_SETTINGS, folder / "undisturbed", is_run=False)
+
+
+def looking(options: argparse.Namespace, folder: Path) -> Job:
+    """What the heads of a small model attend to."""
+    text = folder / "pairs.txt"
+    lines = [line.split("\t")[0] for line in table(folder).read_text().splitlines()[1:41]]
+    text.write_text("\n".join(map("\t".join, zip(lines[::2], lines[1::2], strict=True))) + "\n")
+    words = ("look", "surface", "--model", str(small_model(options, folder)), "--input", str(text))
+    return Job(words, (), folder / "undisturbed", is_run=False)
+
+
+def featuring(options: argparse.Namespace, folder: Path) -> Job:
+    """A vector for each token of the table."""
+    words = ("features", "--model", str(small_model(options, folder)), "--input", str(table(folder)))
+    words += ("--text", "text", "--layers", "last", "--combine", "concat")
+    return Job(words, (), folder / "undisturbed", is_run=False)
+
+
+def feature_table(options: argparse.Namespace, folder: Path) -> Job:
+    """Six ways to read the frozen layers of a small model, and fine-tuning, on words of the table."""
+    place = folder / "words"
+    place.mkdir()
+    texts = [line.split("\t")[0] for line in table(folder).read_text().splitlines()[1:121]]
+    for name, some in (("train", texts[:80]), ("valid", texts[80:100]), ("test", texts[100:])):
+        tagged = [
+            [f"{word} NN O {'B-LOC' if word in ('river', 'king') else 'O'}" for word in text.split()]
+            for text in some
+        ]
+        (place / f"{name}.txt").write_text("\n\n".join(map("\n".join, tagged)) + "\n")
+    words = ("features-table", "ner", "--model", str(small_model(options, folder)), "--data", str(place))
+    words += ("--seeds", "1", "--epochs", "0.5")
+    return Job(words, (*FINETUNING_SETTINGS, "features.width=16"), folder / "undisturbed", is_run=False)
+
+
 JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
     "pretrain": pretraining,
     "finetune": finetuning,
@@ -224,6 +307,15 @@ JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
     "trim": of_a_tuned_model("trim", "--input", "TABLE", "--text", "text"),
     "export": of_a_tuned_model("export", out_option="--onnx"),
     "export-all": exporting_checkpoints,
+    "lora": tuning("--set", "head.encoder=lora"),
+    "seeds": tuning("--seeds", "2"),
+    "search": tuning("--search", "3"),
+    "folds": tuning("--folds", "2"),
+    "glue": glue,
+    "look": looking,
+    "features": featuring,
+    "features-table": feature_table,
+    "sweep": sweeping,
 }
 
 
@@ -368,6 +460,48 @@ def kill_and_repeat(undisturbed: Job, job: Job, kills: Kills) -> list[str]:
     return differences
 
 
+def fail_and_repeat(undisturbed: Job, job: Job, faults: int, chance: random.Random) -> int:
+    """Let events of the file system fail, one in each start; the exit status of this program."""
+    told = undisturbed.out.with_name("events")
+    process = undisturbed.start(f"{undisturbed.out}|0|none|{told}")
+    _, complaint = process.communicate()
+    if process.returncode:
+        sys.exit(f"exit status {process.returncode}\n{complaint.decode()}")
+    events = int(told.read_text())
+    print(f"{events} events in the undisturbed job", flush=True)
+    wrong = 0
+    for at in range(faults):
+        # Spread over the whole job, and each kind over it as well.
+        number = 1 + int(events * (at + chance.random()) / faults)
+        fault = ("kill", "EIO", "ENOSPC", "ESTALE")[at % 4]
+        process = job.start(f"{job.out}|{number}|{fault}|")
+        _, complaint = process.communicate()
+        said = [line for line in complaint.decode().splitlines() if line.strip()]
+        found = ["a traceback"] if any(line.startswith("Traceback") for line in said) else []
+        if process.returncode not in ((0, -signal.SIGKILL) if fault == "kill" else (0, 1, 2)):
+            found.append(f"exit status {process.returncode}")
+        found += repeat_to_the_end(undisturbed, job)
+        wrong += bool(found)
+        last = said[-1][:160] if process.returncode > 0 else ""
+        ended = f"event {number:4} {fault:6} exit {process.returncode:3}"
+        print(f"{ended}  {'WRONG: ' + ', '.join(found) if found else 'same'}  {last}", flush=True)
+        if found:
+            print("\n".join(f"    | {line}" for line in said[-12:]), flush=True)
+        shutil.rmtree(job.out, ignore_errors=True)
+    print(f"verdict: {faults - wrong} of {faults} faults were told in a line and ended the same")
+    return 1 if wrong else 0
+
+
+def repeat_to_the_end(undisturbed: Job, job: Job) -> list[str]:
+    """Give the command again, undisturbed; what is wrong then."""
+    process = job.start()
+    _, complaint = process.communicate()
+    if process.returncode and b"is there already" not in complaint:
+        return [f"then exit status {process.returncode}: {complaint.decode().splitlines()[-1:]}"]
+    left = list(job.half_written().values())
+    return [*differing_contents(undisturbed.out, job.out), *(f"{name} is left" for name in left)]
+
+
 def await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
     """Wait so long, or until the process ends."""
     with suppress(subprocess.TimeoutExpired):
@@ -458,6 +592,33 @@ def differing_files(one: Path, other: Path) -> Iterator[str]:
             and ones[name].read_bytes() != others[name].read_bytes()
         ):
             yield name
+
+
+def differing_contents(one: Path, other: Path) -> Iterator[str]:
+    """Files that differ in more than what the clock decides, and in more than where they lie."""
+    for name in differing_files(one, other):
+        files = [folder / name for folder in (one, other)]
+        if ".tfevents." in name:  # a name tells the second and the process
+            continue
+        if not all(file.is_file() for file in files) or len({*map(timeless, files)}) > 1:
+            yield name
+
+
+def timeless(file: Path) -> str:
+    """The text of a file without seconds and without the names of the two folders."""
+    if file.name == "checksums.json" or file.suffix == ".png":  # of what tells seconds
+        return ""
+    if file.suffix in (".safetensors", ".npy"):
+        return str(file.read_bytes())
+    lines = [line for line in file.read_text().splitlines() if '"kind": "event"' not in line]
+    text = "\n".join(lines).replace("undisturbed", "disturbed")
+    if "| seconds |" in text:  # of a table
+        at = next(line for line in text.splitlines() if "| seconds |" in line).split("|").index(" seconds ")
+        rows = (line.split("|") for line in text.splitlines())
+        text = "\n".join("|".join((*row[:at], *row[at + 1 :])) for row in rows)
+    for key in CLOCK | {"since", "waited"}:
+        text = re.sub(rf'"{key}": [-\d.e]+', f'"{key}": 0', text)
+    return re.sub(r"\d[\d.,]* (s|seconds?|minutes?)\b", "0 s", text)
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -304,62 +305,53 @@ def run(options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     lines = options.out / "rows.jsonl"
     done = {row["name"] for row in rows_of(lines)} if lines.exists() else set()
-    every = itertools.product(sets, options.rows, options.models, options.ways, options.seeds)
-    cells = list(dict.fromkeys(Cell(*each) for each in every))
+    # The time may end before the cells do: every way is tried with the first seed before any with the second.
+    every = itertools.product(options.seeds, options.ways, options.models, sets, options.rows)
+    cells = [Cell(name, rows, model, way, seed) for seed, way, model, name, rows in every]
     cells = [replace(each, model="none") if each.way == "baseline" else each for each in cells]
     cells = [each for each in dict.fromkeys(cells) if each.name not in done]
-    order = ["all", *sorted((each for each in options.rows if each != "all"), key=int, reverse=True)]
-    waiting = sorted(cells, key=lambda each: order.index(each.rows))  # the long ones first
+    waiting = sorted(cells, key=lambda each: each.rows != "all")  # the long ones first
     began, ends = time.monotonic(), time.monotonic() + 60 * options.minutes
     if options.workers > 1:
         start_mps()
-    context = multiprocessing.get_context("spawn")
-    asked, found = context.Queue(), context.Queue()
-    workers = [
-        context.Process(target=work, args=(asked, found, options), daemon=True)
-        for _ in range(options.workers)
-    ]
-    for worker in workers:
-        worker.start()
-    open_cells = 0
-    while waiting or open_cells:
-        while waiting and open_cells < options.workers and time.monotonic() < ends:
-            asked.put(waiting.pop(0))
-            open_cells += 1
-        if not open_cells:
-            break
-        row = found.get()
-        open_cells -= 1
-        with lines.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-        told = row.get("error") or f"{100 * row['test']:.1f} (dev {100 * row['dev']:.1f})"
-        told += f", {row['seconds']:.0f} s, {row.get('reason', '')}"
-        print(f"{time.monotonic() - began:4.0f} s  {row['name']}: {told}", flush=True)
+    # A worker that is killed breaks the pool, which says so.
+    with ProcessPoolExecutor(options.workers, multiprocessing.get_context("spawn")) as pool:
+        open_cells: set[Future[dict[str, Any]]] = set()
+        while True:
+            while waiting and len(open_cells) < options.workers and time.monotonic() < ends:
+                open_cells.add(pool.submit(work, waiting.pop(0), options))
+            if not open_cells:
+                break
+            done_cells, open_cells = wait(open_cells, return_when=FIRST_COMPLETED)
+            for row in (each.result() for each in done_cells):
+                with lines.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row) + "\n")
+                told = row.get("error") or f"{100 * row['test']:.1f} (dev {100 * row['dev']:.1f})"
+                told += f", {row['seconds']:.0f} s, {row.get('reason', '')}"
+                print(f"{time.monotonic() - began:4.0f} s  {row['name']}: {told}", flush=True)
     print(f"{len(waiting)} cells were not begun", flush=True)
 
 
-def work(asked: Any, found: Any, options: argparse.Namespace) -> None:
-    """Run cells until nobody asks for more."""
+def work(cell: Cell, options: argparse.Namespace) -> dict[str, Any]:
+    """Run one cell, in a process of its own."""
     import torch
 
     from bertsmith.core.errors import UserError
 
     if options.workers > 1:
         torch.set_num_threads(1)
-    while True:
-        cell = asked.get()
-        began, folder = time.monotonic(), options.out / cell.name
+    began, folder = time.monotonic(), options.out / cell.name
+    shutil.rmtree(folder, ignore_errors=True)
+    row: dict[str, Any] = {"name": cell.name, **asdict(cell)}
+    try:
+        row |= judged(cell, options.data, folder)
+    except UserError as error:
+        row["error"] = error.line()
+    except Exception as error:  # noqa: BLE001 - one cell must not end the others
+        row["error"] = repr(error)
+    if not options.keep:
         shutil.rmtree(folder, ignore_errors=True)
-        row: dict[str, Any] = {"name": cell.name, **asdict(cell)}
-        try:
-            row |= judged(cell, options.data, folder)
-        except UserError as error:
-            row["error"] = error.line()
-        except Exception as error:  # noqa: BLE001 - one cell must not end the others
-            row["error"] = repr(error)
-        found.put(row | {"seconds": round(time.monotonic() - began, 2)})
-        if not options.keep:
-            shutil.rmtree(folder, ignore_errors=True)
+    return row | {"seconds": round(time.monotonic() - began, 2)}
 
 
 def judged(cell: Cell, data: Path, folder: Path) -> dict[str, Any]:

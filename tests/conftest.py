@@ -1,19 +1,30 @@
-"""Two tiers of counts (`--full`), and GPU tests that say why they are skipped."""
+"""Two tiers of counts (`--full`), clocks that jump (`--jitter`), GPU tests that say why they are skipped."""
 
 import gc
 import logging
 import os
+import random
 import shutil
 import signal
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+
+from tests.touched import touches_clocks
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run property tests and sweeps at their full counts")
+    parser.addoption(
+        "--jitter",
+        nargs="?",
+        const=random.randrange(10**6),
+        help="let clocks jump and hold up threads and processes at random; --jitter=SEED repeats a run",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # What a run keeps for later runs must not outlive the tests, nor come from the user's own.
     # A worker's is inside that of the process that started it, which clears up after a killed worker too.
     place = os.environ["XDG_CACHE_HOME"] if hasattr(config, "workerinput") else None
+    if config.option.jitter and "BERTSMITH_TESTS_JITTER" not in os.environ:  # workers inherit it
+        begin_jitter(config.option.jitter)
     cache = tempfile.mkdtemp(prefix="bertsmith-tests-", dir=place)
     os.environ["XDG_CACHE_HOME"] = cache
     config.add_cleanup(lambda: shutil.rmtree(cache, ignore_errors=True))
@@ -46,7 +59,23 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def begin_jitter(seed: str) -> None:
+    """Let the clocks jump, from now on and in all processes that are started."""
+    folder = str(Path(__file__).parent / "jitter")
+    os.environ["BERTSMITH_TESTS_JITTER"] = f"{seed} {time.monotonic()}"
+    os.environ["PYTHONPATH"] = os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])
+    from tests.jitter import sitecustomize  # noqa: F401 - what it does, it does when it is imported
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return config.option.jitter and f"jitter: --jitter={config.option.jitter} repeats it"
+
+
+@pytest.hookimpl(tryfirst=True)  # before those of other marks are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if touches_clocks(item):
+            item.add_marker("clocks")
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if marked and not cuda_is_available():
         for item in marked:

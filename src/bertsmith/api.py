@@ -55,32 +55,32 @@ from bertsmith.training.callbacks import ProgressCallback
 Settings = Mapping[str, object]
 """Recipe keys with their values: {"optim.peak_lr": 3e-5}."""
 SHOWN_ROWS = 20
-"""Of a table that a notebook shows."""
+"""Maximum rows of a table in a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """A run of fine-tuning or pre-training, as it ended; a notebook shows its table."""
+    """A finished or stopped run of fine-tuning or pre-training; a notebook shows its table."""
 
     folder: Path
     finished: bool
-    """False where it was stopped: the same call resumes it."""
+    """False if it was stopped: the same call resumes it."""
     metrics: dict[str, dict[str, float]]
-    """For each split that the model was evaluated on; of pre-training, of the held-out documents, and before
-    the first step ("held-out before") where it began with a model folder."""
+    """Metrics of each evaluated split. In pre-training: of the held-out documents, and also before the first
+    step ("held-out before") if the run began with a model folder."""
     steps: int
     seconds: float
     folds: tuple["TrainingRun", ...] = ()
-    """Of several folds the run of each; the metrics are then their means."""
+    """Runs of the folds; `metrics` are then their means."""
     trials: tuple["TrainingRun", ...] = ()
-    """Of a sweep all runs, the best first; the rest says what the best one came to."""
+    """All runs of a sweep, the best first; the other fields are those of the best run."""
     early_end: str = ""
-    """Why it was ended early, or nothing."""
+    """Reason for an early end, or ""."""
 
     def table(self) -> Rows:
-        """A row for each metric: split, metric, value, and over several folds its standard deviation.
+        """Return a row per metric: split, metric, value; with folds also its standard deviation.
 
-        Of a sweep a row for each run and metric.
+        For a sweep, return a row per run and metric.
         """
         rows: Rows = []
         for trial in self.trials:
@@ -96,7 +96,7 @@ class TrainingRun:
         return rows
 
     def load(self, *, device: str = "auto") -> Bert:
-        """The finished model; of several folds the best one."""
+        """Load the finished model; with folds, the best one."""
         if not self.finished:
             remedy = "give the same call again, and it resumes"
             raise UserError("this run is not finished", where=str(self.folder), remedy=remedy)
@@ -109,21 +109,21 @@ class TrainingRun:
 
 @dataclass(frozen=True, slots=True)
 class PredictionRun:
-    """What a model predicts of some data, and how right it is where that was asked; notebooks show it."""
+    """Predictions of a model for some data, and their metrics if requested; a notebook shows them."""
 
     metrics: dict[str, float]
-    """Of `evaluate`; empty of `predict`."""
+    """Metrics of `evaluate`; empty for `predict`."""
     skipped: int
-    """Bad lines that were left out."""
+    """Number of bad lines that were left out."""
     warnings: tuple[str, ...]
     _file: FilePredictions = field(repr=False)
 
     def table(self) -> Rows:
-        """A row for each example: its id, its text, the prediction, and the probability of each class."""
+        """Return a row per example: its id, its text, the prediction and the probability of each class."""
         return with_texts(prediction_rows(self._file), self._file)
 
     def save(self, out: Path | str) -> list[Path]:
-        """Write the predictions as the name says (.csv, .tsv, .jsonl, .parquet ...); the files written."""
+        """Write the predictions as .csv, .tsv, .jsonl, .parquet ..., by the name; return the files."""
         return write_predictions(Path(out).expanduser(), self._file)
 
     def _repr_html_(self) -> str:
@@ -134,7 +134,7 @@ class PredictionRun:
 
 
 def _html(title: str, rows: Rows) -> str:
-    """A table as notebooks draw it; whatever a text holds is shown and never run."""
+    """Return a table in HTML for notebooks; texts are escaped, so that nothing in them runs."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = [[_shown(row.get(name)) for name in names] for row in rows]
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
@@ -175,13 +175,13 @@ def finetune(
     settings: Settings | None = None,
     skip_bad: bool = False,
 ) -> TrainingRun:
-    """Fine-tune a model, as `bertsmith finetune` does: a run found in `out` resumes.
+    """Fine-tune a model, as `bertsmith finetune` does; a run found in `out` resumes.
 
-    Data are a path, a data frame (pandas, polars, Arrow), a list of dicts or a dict of columns, or a dict of
-    these by split: {"train": ..., "dev": ...}. What is no path is kept as JSON lines beside `out`, for the
-    run to resume. The task is one of the papers ("sst2", "squad2", "ner") or "custom", whose columns are
-    named: text, label, and text2 for pairs; its kind is "classify", "multilabel" or "regress". A file says
-    its delimiter and columns itself, unless you do.
+    Data are a path, a data frame (pandas, polars, Arrow), a list of dicts or a dict of columns. A dict of
+    these by split is possible, too: {"train": ..., "dev": ...}. Data that are not a path are stored as JSON
+    lines next to `out`, for the run to resume. The task is one of the papers ("sst2", "squad2", "ner") or
+    "custom". For "custom", name the columns: text, label, and text2 for pairs; the kind is "classify",
+    "multilabel" or "regress". The delimiter and columns of a file are detected unless you give them.
 
     Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/reviews", epochs=3)
     """
@@ -239,13 +239,13 @@ def pretrain(
     sweep: Mapping[str, Sequence[object]] | None = None,
     stop_if_flat: bool = False,
 ) -> TrainingRun:
-    """Pre-train an encoder, as `bertsmith pretrain` does: a run found in `out` resumes.
+    """Pre-train an encoder, as `bertsmith pretrain` does; a run found in `out` resumes.
 
-    The recipe "auto" is chosen for the budget, the text and this machine; a size (tiny, mini, small or base)
-    keeps its shape, and an objective (masked or replaced) is taken in place of masked tokens.
+    The recipe "auto" is chosen for the budget, the text and this machine. A size (tiny, mini, small or base)
+    sets its shape, and an objective (masked or replaced) sets its task.
 
-    A sweep is a run for each value of a recipe key, several keys a grid: {"optim.peak_lr": [1e-3, 2e-3]}. Its
-    hopeless runs end early, as with `stop_if_flat` a single run does that learns mere word frequencies.
+    A sweep is one run per value of a recipe key; several keys form a grid: {"optim.peak_lr": [1e-3, 2e-3]}.
+    Its hopeless runs end early. With `stop_if_flat`, so does a single run that learns only word frequencies.
 
     Example: bertsmith.pretrain("auto", store="store", out="runs/mine", minutes=30)
     """
@@ -304,13 +304,13 @@ def _auto_base(
 
 
 def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
-    """The points of a grid that is given as lists of values."""
+    """Return the points of a grid given as lists of values."""
     texts: dict[str, list[str]] = {}
     for key, values in sweep.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             remedy = f'give a list: sweep={{"{key}": [...]}}'
             raise UserError(f"{key} has no list of values", where="sweep", remedy=remedy)
-        # A word is named as people write it on the command line, without quotes.
+        # A string is written without quotes, as on the command line.
         texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
         if len(set(texts[key])) < len(texts[key]):
             raise UserError(f"{key} has a value twice", where="sweep", remedy="give each value once")
@@ -324,7 +324,7 @@ def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
 def _sweep_run(
     out: Path, trials: Sequence[PretrainingTrial], *, store: Path, callback: ProgressCallback
 ) -> TrainingRun:
-    """The best run of a sweep, with all the others."""
+    """Return the best run of a sweep, with all the others."""
     try:
         outcomes = run_sweep(trials, store=store, callback=callback)
     except Stopped:
@@ -356,7 +356,7 @@ def evaluate(
     precision: Precision = "auto",
     base: Path | str | None = None,
 ) -> PredictionRun:
-    """How right a fine-tuned model is on labelled data, or several together, as `bertsmith evaluate` says.
+    """Evaluate a fine-tuned model, or an ensemble, on labelled data, as `bertsmith evaluate` does.
 
     Example: bertsmith.evaluate("runs/reviews", frame).metrics["accuracy"]
     """
@@ -366,7 +366,7 @@ def evaluate(
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
         kept = folders[0].with_name(f"{folders[0].name}-data.jsonl")
         if rows.names and path.is_file() and kept.is_file() and filecmp.cmp(path, kept, shallow=False):
-            # The rows of the training: by the file that the run knows, only those held back are taken.
+            # These are the training data: with the run's own file, only the held-out rows are evaluated.
             path = kept
             rows.names[kept] = "data"
         opening = _opening(device, precision, base)
@@ -388,7 +388,7 @@ def predict(
     precision: Precision = "auto",
     base: Path | str | None = None,
 ) -> PredictionRun:
-    """What a fine-tuned model predicts of data, or several together, as `bertsmith predict` does.
+    """Predict for data with a fine-tuned model, or an ensemble, as `bertsmith predict` does.
 
     Example: pandas.DataFrame(bertsmith.predict("runs/reviews", frame).table())
     """

@@ -1,4 +1,4 @@
-"""What Python hands over as files: data frames and lists as JSON lines, and errors in the words of Python."""
+"""Data of Python calls as files: data frames and lists as JSON lines, and errors in terms of Python."""
 
 import json
 import re
@@ -26,20 +26,20 @@ _SPELLINGS = (
     (r"--(skip-bad)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
     (r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_")),
 )
-"""Options of the command line, and how the same thing is said here; the first that fits is taken."""
+"""Options of the command line, and their equivalents in Python; the first match is used."""
 
 
 class RowFiles:
-    """Files of rows, and what the call named them."""
+    """Files of rows, with their names in the Python call."""
 
     def __init__(self) -> None:
         self.names: dict[Path, str] = {}
-        """The files of rows that were given as such, by the expression that gives them again."""
+        """Expression for each file of rows in the Python call."""
         self.written: list[Path] = []
-        """Files, and behind them the folders that were made for them."""
+        """Files written by this call, each before the folder that was created for it."""
 
     def path(self, data: Any, place: Path, name: str) -> Path:
-        """The path that was given, or that of a file with these rows, or of a folder of splits."""
+        """Return the given path, or that of a new file with these rows or new folder of splits."""
         if isinstance(data, str | Path):
             return Path(data).expanduser()
         if not (isinstance(data, Mapping) and data and _columns_in(data) is None):
@@ -60,7 +60,7 @@ class RowFiles:
         lines = (json.dumps(row, ensure_ascii=False, default=_plain) for row in rows)
         text = "".join(f"{line}\n" for line in lines)
         if file.exists():
-            # The rows of a run that is to resume, or a file of the user's own, which nothing brings back.
+            # The rows of a run that is to resume, or a file of the user, which could not be restored.
             if not file.is_file() or file.read_bytes() != text.encode():
                 del self.names[file]  # the error is about the file itself
                 remedy = "pass another out, or remove it first"
@@ -72,7 +72,7 @@ class RowFiles:
         return file
 
     def remove(self) -> None:
-        """Remove what was written by this call."""
+        """Remove the files and folders that this call created."""
         for path in self.written:
             if path.is_file():
                 path.unlink()
@@ -80,7 +80,7 @@ class RowFiles:
                 path.rmdir()
 
     def in_python_words(self, text: str) -> str:
-        """A message with arguments in place of options, and rows in place of lines of a file."""
+        """Return a message with arguments instead of options, and rows instead of lines of a file."""
         for file, name in self.names.items():
             for path in dict.fromkeys((str(file), str(file.resolve()))):
                 text = re.sub(re.escape(path) + r":(\d+)", rf"row \1 of {name}", text)
@@ -92,35 +92,35 @@ class RowFiles:
 
 @dataclass(frozen=True, slots=True)
 class PythonCallback:
-    """Shows how a run goes, its warnings in the words of Python."""
+    """Shows the progress of a run, and its messages in terms of Python."""
 
     display: ProgressCallback
     rows: RowFiles
 
     def on_message(self, text: str) -> None:
-        """A message, warnings included."""
+        """Show a message, warnings included."""
         self.display.on_message(self.rows.in_python_words(text))
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """A line of metrics."""
+        """Show a line of metrics."""
         self.display.on_step(progress, values)
 
     def on_progress(self, progress: float) -> None:
-        """A step is done."""
+        """Show that a step is done."""
         self.display.on_progress(progress)
 
     def on_deadline(self, seconds: float, total: float) -> None:
-        """The run goes by the clock."""
+        """Show the progress of a run with a time budget."""
         self.display.on_deadline(seconds, total)
 
     def on_signal(self, text: str) -> None:
-        """A message from a signal handler."""
+        """Show a message from a signal handler."""
         self.display.on_signal(text)
 
 
 @contextmanager
 def python_words(rows: RowFiles) -> Iterator[None]:
-    """While it is open, errors speak of arguments and rows, not of options and files that nobody named."""
+    """Raise errors inside in terms of arguments and rows, not of options and files."""
     try:
         yield
     except UserError as error:
@@ -130,7 +130,7 @@ def python_words(rows: RowFiles) -> Iterator[None]:
 
 @contextmanager
 def rows_beside(folder: Path) -> Iterator[RowFiles]:
-    """Rows that are kept beside a run, unless it does not even begin."""
+    """Yield files of rows that stay next to a run, and are removed if the run does not begin."""
     rows = RowFiles()
     try:
         with python_words(rows):
@@ -142,7 +142,7 @@ def rows_beside(folder: Path) -> Iterator[RowFiles]:
 
 
 def _columns_in(data: Mapping[Any, Any]) -> Rows | None:
-    """The rows of a dict of columns; nothing where it is one of splits."""
+    """Return the rows of a dict of columns, or None for a dict of splits."""
     columns: dict[str, list[Any]] = {}
     for name, column in data.items():
         if (cells := _cells_of(column)) is None:
@@ -156,7 +156,7 @@ def _columns_in(data: Mapping[Any, Any]) -> Rows | None:
 
 
 def _cells_of(column: Any) -> list[Any] | None:
-    """The cells of a column; nothing where it is no column, but rows, a frame or a path."""
+    """Return the cells of a column, or None for rows, a frame or a path."""
     if (
         isinstance(column, str | Path | Mapping)
         or hasattr(column, "columns")
@@ -173,7 +173,7 @@ def _cells_of(column: Any) -> list[Any] | None:
 
 
 def _rows_of(data: Any) -> Rows:
-    """Rows as dicts; a frame is known by its methods, so that none of its libraries is needed."""
+    """Return rows as dicts; a frame is recognised by its methods, without importing its library."""
     for method in ("to_dicts", "to_pylist", "to_list"):  # polars; Arrow; datasets
         if hasattr(data, method):
             data = getattr(data, method)()
@@ -192,5 +192,5 @@ def _rows_of(data: Any) -> Rows:
 
 
 def _plain(cell: Any) -> Any:
-    """A cell of numpy, or anything else, as JSON knows it."""
+    """Return a cell of numpy, or anything else, in a form for JSON."""
     return cell.tolist() if hasattr(cell, "tolist") else str(cell)

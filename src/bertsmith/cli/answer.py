@@ -1,4 +1,4 @@
-"""`bertsmith answer`: what a passage answers to a question."""
+"""`bertsmith answer`: answer questions from a passage."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bertsmith.tasks.answers import QuestionAnswer
 
 AROUND = 300
-"""Characters of the passage that are shown on each side of the answer."""
+"""Number of characters of the passage that are shown on each side of the answer."""
 ANSWER_STYLE = "bold reverse green"
 NO_ANSWER = "no answer in the passage"
 
@@ -61,8 +61,8 @@ def answer(
     """Answer a question from a passage, in the passage's own words.
 
     Prints the passage with the answer highlighted and the next best ones below. A passage of any length is
-    read in windows. A model for SQuAD 2.0 may also say that the passage holds no answer; where its threshold
-    for that decides against what is more probable, a line below says so.
+    read in windows. A model for SQuAD 2.0 may also find that the passage has no answer. If its threshold
+    for that decides against a more probable outcome, a line below reports it.
 
     Example: bertsmith answer "Why did Alyssa go to Miami?" --passage story.txt --model runs/squad2
 
@@ -94,7 +94,7 @@ def show(written: str, found: "list[QuestionAnswer]", *, as_json: bool) -> None:
 
 
 def by_threshold(found: "QuestionAnswer") -> str:
-    """Why this was answered, and what is more probable."""
+    """Explain that the threshold decided, and name the more probable outcome."""
     likelier = max(found.nbest, key=lambda candidate: candidate.probability)
     chosen = "An answer" if found.text else "No answer"
     other = f"“{likelier.text}”" if likelier.text else "no answer"
@@ -105,7 +105,7 @@ def by_threshold(found: "QuestionAnswer") -> str:
 
 
 def passage_of(file: Path | None, text: str | None) -> str:
-    """The passage: the text that was given, or that of a file."""
+    """Return the passage: the given text, or the text of a file."""
     if text is not None and file is None:
         return text
     if file is None or text is not None:
@@ -119,7 +119,7 @@ def passage_of(file: Path | None, text: str | None) -> str:
 
 
 def excerpt(passage: str, found: "QuestionAnswer") -> "Text":
-    """The passage around the answer, which is highlighted; where there is none, how the passage begins."""
+    """Return the passage around the highlighted answer, or its beginning if there is no answer."""
     if not found.text:
         shown = passage[: 2 * AROUND]
         return highlighted(shown + ("…" if len(passage) > len(shown) else ""), [])

@@ -1,4 +1,4 @@
-"""The `bertsmith` command: its verbs, registered here; errors of the user end as one line."""
+"""The `bertsmith` command: registers all verbs, and reports a user error in one line."""
 
 import os
 import sys
@@ -47,11 +47,13 @@ from bertsmith.core.version import VERSION
 
 USER_ERROR = 2
 PIPE_CLOSED = 141
-"""What a shell reports of cat or grep when their reader has seen enough: 128 and the number of SIGPIPE."""
+"""Exit status if the reader closes the pipe, as a shell reports for cat or grep: 128 plus SIGPIPE."""
 
 MEMORY_KEPT_MS = 10_000
-"""On ARM, torch's allocator (mimalloc) soon gives freed memory back to the system, and a step of training
-spends a seventh of its time on asking for it again. Where torch has another allocator, nothing reads it."""
+"""Milliseconds that mimalloc, torch's allocator on ARM, keeps freed memory.
+
+By default it soon returns memory to the system, and a seventh of a training step is spent on requesting it
+again. Other allocators ignore this setting."""
 
 
 # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
@@ -103,7 +105,7 @@ app.command("import-tf", cls=Verb)(import_tf)
 
 
 def show_version(wanted: bool) -> None:
-    """Print the version and stop, if it is wanted."""
+    """Print the version and exit, if requested."""
     if wanted:
         echo(f"bertsmith {VERSION}")
         raise Exit
@@ -119,7 +121,7 @@ def bertsmith(
 
 
 def check_arguments(words: Sequence[str]) -> None:
-    """Stop at an argument that is not UTF-8; start again in UTF-8 mode if only the locale cannot hold it."""
+    """Raise for an argument that is not UTF-8; restart in UTF-8 mode if only the locale is the reason."""
     for number, word in enumerate(words):
         if lone_surrogate(word):
             if sys.getfilesystemencoding() != "utf-8" and "utf8" not in sys._xoptions:
@@ -129,13 +131,13 @@ def check_arguments(words: Sequence[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line; exit 0 when done, 2 for the user's error, 130 if stopped, 1 for our bug.
+    """Run the command line; exit with 0 when done, 2 for a user error, 130 if stopped, 1 for a bug.
 
-    SIGTERM and a closed terminal stop it as Ctrl-C does: with one line, and nothing half-written.
+    SIGTERM and a closed terminal stop it like Ctrl-C: with one line, and nothing half-written.
 
-    Where a reader closes the pipe early (`| head -1`) it ends silently, with 141 as other Unix tools.
+    If the reader closes the pipe early (`| head -1`), exit silently with 141, as other Unix tools do.
     """
-    # It is read when torch is loaded, which the verbs do.
+    # Set before the verbs load torch, which reads it.
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", str(MEMORY_KEPT_MS))
     try:
         with stops_as_interrupt(), reporting_output_errors():
@@ -146,11 +148,11 @@ def main() -> None:
         print(f"bertsmith: {error.line()}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except SystemExit as ending:
-        # Typer, and rich where it prints, end with 1 then, which scripts with pipefail take for a failure of
-        # ours. Taking SIGPIPE as it comes would end `serve`, too, at the first client that hangs up.
+        # Typer and rich exit with 1 on a closed pipe, which scripts with pipefail take for a failure. The
+        # default action of SIGPIPE would also end `serve` at the first client that disconnects.
         if isinstance(ending.__context__, BrokenPipeError):
             sys.exit(PIPE_CLOSED)
-        # Typer makes an exit of an interrupt; where no verb has reported it, nothing was printed yet.
+        # Typer turns an interrupt into an exit; if no verb has reported it, nothing was printed yet.
         if isinstance(getattr(ending.__context__, "__cause__", None), KeyboardInterrupt):
             print("bertsmith: stopped", file=sys.stderr)
         raise

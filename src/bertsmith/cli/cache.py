@@ -1,4 +1,4 @@
-"""`bertsmith cache`: what runs keep for later ones, and how to remove it."""
+"""`bertsmith cache`: show and remove the files that runs keep for later runs."""
 
 import json
 from math import isfinite

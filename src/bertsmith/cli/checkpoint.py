@@ -1,4 +1,4 @@
-"""`bertsmith checkpoint`: the checkpoints that a pre-training run kept, as model folders."""
+"""`bertsmith checkpoint`: list and export the checkpoints that a pre-training run kept."""
 
 import json
 from dataclasses import asdict
@@ -59,9 +59,9 @@ def export(
     """Write checkpoints of a pre-training run as model folders, which open everywhere.
 
     A run keeps its newest two; run.keep_at names steps that it keeps for good. The last checkpoint of a
-    finished run has the weights of its model; where a run averages its weights (run.average_from), those of a
-    checkpoint are their average too, as far as it had come. Fine-tuned one by one, checkpoints can predict
-    together: bertsmith evaluate --ensemble, bertsmith predict --ensemble.
+    finished run has the weights of its model. If a run averages its weights (run.average_from), a checkpoint
+    is written with their average up to its step. Fine-tuned one by one, checkpoints can predict together:
+    bertsmith evaluate --ensemble, bertsmith predict --ensemble.
 
     Example: bertsmith checkpoint export runs/base --step 500000 --out models/base-500k
 

@@ -1,4 +1,4 @@
-"""`bertsmith choose`: which of several texts goes on from, or answers, another."""
+"""`bertsmith choose`: choose the text that continues or answers another."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -38,13 +38,13 @@ from bertsmith.tasks.table_format import TableFormat
 
 @dataclass(frozen=True, slots=True)
 class ChoiceQuestion:
-    """What all options share, and the options."""
+    """A context and the options to choose from."""
 
     context: str
     options: tuple[str, ...]
     where: str
     number: int = 0
-    """Of its line, or of its row in a table, counted from 1."""
+    """Number of the line, or of the row in a table, counted from 1; 0 for the command line."""
 
 
 def choose(
@@ -83,8 +83,8 @@ def choose(
 ) -> None:
     """Choose among several texts the one that fits a context best.
 
-    CONTEXT is what all options share: the sentence that one of them goes on from, or a passage, whose options
-    are then the question with each of its answers. One question gets a bar for each option. A file has a
+    CONTEXT is common to all options: the sentence that one of them continues, or a passage; its options are
+    then the question with each of its answers. One question gets a bar for each option. A file has a
     question on each line, the context and its options with tabs between them, or is a table; each question
     gets a line: the number of the option, counted from 0, its probability and the option itself.
 
@@ -128,7 +128,7 @@ def show(probabilities: Sequence[float], options: Sequence[str]) -> None:
 
 
 def questions_of(source: TextSource, options: str) -> Iterator[ChoiceQuestion]:
-    """The questions of a file: of its lines, or of a table whose columns are named."""
+    """Yield the questions of a file of lines, or of a table if columns are named."""
     source.check()
     if bool(source.text) != bool(options):
         remedy = "give both, or neither for a file of lines"
@@ -138,7 +138,7 @@ def questions_of(source: TextSource, options: str) -> Iterator[ChoiceQuestion]:
 
 
 def line_questions(source: TextSource) -> Iterator[ChoiceQuestion]:
-    """The questions of a file of lines: the context and its options, with tabs between them."""
+    """Yield the questions of a file of lines: the context and its options, with tabs between them."""
     for piece in pieces_of(source, patience=PATIENCE_SECONDS):
         for text, number, where in zip(piece.texts, piece.numbers, piece.wheres, strict=True):
             context, *options = str(text).split("\t")
@@ -146,7 +146,7 @@ def line_questions(source: TextSource) -> Iterator[ChoiceQuestion]:
 
 
 def table_questions(source: TextSource, columns: tuple[str, ...]) -> Iterator[ChoiceQuestion]:
-    """The questions of a table: a column of contexts, and columns of options or one of lists."""
+    """Yield the questions of a table: a column of contexts, and columns of options or one of lists."""
     from bertsmith.tasks.example_types import BadLine
     from bertsmith.tasks.label_rules import cell_text
     from bertsmith.tasks.tables import Columns, rows_of

@@ -1,4 +1,4 @@
-"""`bertsmith classify`: the class of a text or a pair, or a number for it."""
+"""`bertsmith classify`: predict the class of a text or a pair, or a number for it."""
 
 import re
 import sys
@@ -74,10 +74,10 @@ def classify(
     """Classify a text or a pair, or thousands of them from a file.
 
     One text gets a bar for each class. A file gets a line for each of its lines or rows, in pieces of up to
-    2,048, or as they come where they come slowly: label, probability and text with tabs between them, or JSON
-    lines with the probabilities of all labels. Several labels stand with commas between them, the most
-    probable first, whose probability it is; so it is where no label is probable enough to be named. A model
-    for numbers, such as one for STS-B, gives a number.
+    2,048, or as they arrive if they arrive slowly: label, probability and text with tabs between them, or
+    JSON lines with the probabilities of all labels. Several labels are separated by commas, the most probable
+    first; the probability is that of the most probable label, even if none is probable enough to be named. A
+    model for numbers, such as one for STS-B, gives a number.
 
     Example: bertsmith classify "A stunning ballet dancer." --model runs/sst2
 
@@ -109,7 +109,7 @@ def classify(
 def predictions(
     bert: "Bert", texts: "Sequence[TextOrPair]", *, truncate: bool
 ) -> "list[Classification | float]":
-    """What the model predicts for each text: a class, or a number."""
+    """Predict a class or a number for each text."""
     if "score" in bert.abilities:
         return [*bert.score(texts, truncate=truncate)]
     return [*bert.classify(texts, truncate=truncate)]
@@ -131,7 +131,7 @@ def show(found: "Classification | float", *, as_json: bool) -> None:
 def classify_file(bert: "Bert", source: TextSource, *, truncate: bool, as_json: bool) -> None:
     """Print the prediction for each text of a file, piece by piece."""
     bad: list[UserError] = []
-    # Where the lines themselves run over the screen, a bar would only be in their way.
+    # A bar would disturb output lines on a terminal.
     with nullcontext(lambda _size: None) if sys.stdout.isatty() else reading_bar(source) as advance:
         for piece in pieces_of(source, text_or_pair, patience=PATIENCE_SECONDS):
             if source.skip_bad:  # a fine-tuned model has its own rule for long texts
@@ -150,7 +150,7 @@ def classify_file(bert: "Bert", source: TextSource, *, truncate: bool, as_json: 
 
 
 def text_or_pair(line: str) -> "TextOrPair":
-    """What stands in a line: a text, or two with a tab between them."""
+    """Parse a line: a text, or two with a tab between them."""
     first, *others = line.split("\t")
     if len(others) > 1:
         remedy = "leave one text, or two with one tab between them (cut -f1,2 picks columns)"
@@ -159,13 +159,13 @@ def text_or_pair(line: str) -> "TextOrPair":
 
 
 def as_cells(text: "TextOrPair") -> str:
-    """A text, or both of a pair with a tab between them; what would end a cell becomes a space."""
+    """Format a text, or both of a pair with a tab between them; tabs and line ends in them become spaces."""
     parts = (text,) if isinstance(text, str) else text
     return "\t".join(re.sub(r"[\t\r\n]", " ", part) for part in parts)
 
 
 def as_columns(found: "Classification | float") -> str:
-    """The prediction for a text, with tabs in it."""
+    """Format the prediction for a text as columns with tabs between them."""
     if isinstance(found, float):
         return f"{found:.6f}"
     likeliest_first = sorted(found.labels, key=lambda label: -found.probabilities[label])

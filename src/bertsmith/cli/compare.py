@@ -1,4 +1,4 @@
-"""`bertsmith compare`: how near texts are to each other."""
+"""`bertsmith compare`: measure the similarity of texts."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 NEAR, FAR = 0.8, 0.5
-"""From where on a cosine is shown as near, and below which as far."""
+"""Minimum cosine that is shown as near, and the cosine below which texts are shown as far."""
 
 
 def compare(
@@ -42,9 +42,9 @@ def compare(
 ) -> None:
     """Compare texts by the cosine of their vectors.
 
-    1 is the same direction, 0 a right angle. A folder of sentence-transformers is followed in its pooling and
-    prompt. Two texts give one number, more of them a matrix. A model that was not trained for similarity
-    says so, and ranks texts poorly: compare its cosines with each other alone.
+    1 is the same direction, 0 a right angle. Pooling and prompt follow a folder of sentence-transformers.
+    Two texts give one number, several a matrix. A model that was not trained for similarity prints a warning
+    and ranks texts poorly: compare its cosines only with each other.
 
     Example: bertsmith compare "A boy runs." "A child is running." "It rains in Rome."
     """
@@ -72,7 +72,7 @@ def compare(
 
 
 def matrix_lines(texts: list[str], similarity: list[list[float]]) -> "list[Text]":
-    """The cosines as a table, each text behind its row."""
+    """Format the cosines as a table, each text after its row."""
     from rich.text import Text
 
     header = "    " + "".join(f"{number:>7}" for number in range(1, len(texts) + 1))
@@ -86,7 +86,7 @@ def matrix_lines(texts: list[str], similarity: list[list[float]]) -> "list[Text]
 
 
 def style_of(cosine: float) -> str:
-    """The colour of a cosine."""
+    """Return the colour of a cosine."""
     if cosine >= NEAR:
         return "bold green"
     return "dim" if cosine < FAR else "yellow"

@@ -1,4 +1,4 @@
-"""`bertsmith corpus`: raw text becomes a token store."""
+"""`bertsmith corpus`: turn raw text into a token store."""
 
 import json
 import os
@@ -72,9 +72,9 @@ def corpus(
 ) -> None:
     """Turn text into a token store.
 
-    Reads plain text (an empty line between documents), JSON lines, Parquet and what WikiExtractor writes,
-    packed or not; cleans it as asked, splits sentences, and writes their token ids, which pre-training reads
-    from disk. The same text gives the same bytes on any number of workers.
+    Reads plain text (an empty line between documents), JSON lines, Parquet and WikiExtractor's output,
+    compressed or not. Cleans the text as requested, splits sentences, and writes their token ids, which
+    pre-training reads from disk. The same text gives the same bytes on any number of workers.
 
     Example: bertsmith corpus corpus/*.txt.xz --vocab vocab/ --out store/ --workers 8
 

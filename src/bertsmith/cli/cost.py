@@ -1,4 +1,4 @@
-"""`bertsmith cost`: what models cost, and what they are worth."""
+"""`bertsmith cost`: compare the cost and the quality of models."""
 
 from pathlib import Path
 from typing import Annotated
@@ -19,14 +19,14 @@ def cost(
     seconds: Annotated[float, Option(min=0.0, help="For each timing, at least.")] = 3.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what models cost with what they are worth.
+    """Compare the cost and the quality of models.
 
     For each model: weights, size on disk, operations, latency of one text (median and 95th percentile),
-    texts a second 64 at a time, seconds from nothing to the first scores, peak memory, energy where the
-    machine tells (RAPL counters that may be read), latency by length, and the task's metric, with its spread
-    where a folder holds several seeds. On the CPU and, where there is one, on the GPU.
+    texts per second in batches of 64, seconds from start to the first scores, peak memory, energy if the
+    machine has readable RAPL counters, latency by length, and the task's metric, with its spread if a folder
+    has several seeds. Measured on the CPU and, if there is one, on the GPU.
 
-    Each is measured in a process of its own, one after the other, as it is opened by other commands
+    Each model is measured in a separate process, one after the other, and opened as by other commands
     (--precision auto). Writes cost.txt, cost.json and cost.png, a picture of quality against latency in which
     a line joins the models that no other beats in both. A call that was stopped continues.
 

@@ -1,4 +1,4 @@
-"""`bertsmith demo`: the embedded models, then a tiny BERT of one's own from a text to a table of scores."""
+"""`bertsmith demo`: try the embedded models, then train a tiny BERT from a text to a table of scores."""
 
 import shlex
 import tempfile
@@ -21,10 +21,10 @@ QUESTIONS = {
     "tag": ("tag", "Ada Lovelace met Charles Babbage in London."),
     "classify": ("classify", "A warm and funny film with a wonderful cast."),
 }
-"""For each ability of a task model what it is asked here."""
+"""Command for each ability of an embedded task model."""
 FINETUNING = ("--text", "sentence", "--label", "worker", "--epochs", "10", "--lr", "1e-3", "--batch", "16")
 UNSEEN = "I need the poker for the kettles."
-"""Of the development set: neither word is in a labelled sentence for training."""
+"""Sentence of the development set; neither word is in a labelled sentence for training."""
 
 
 def demo(
@@ -33,10 +33,10 @@ def demo(
         Path | None, Option(metavar="FOLDER", help="Where everything is kept; else a temporary folder.")
     ] = None,
 ) -> None:
-    """See bertsmith at work: with what comes with it, then with a BERT that is pre-trained before your eyes.
+    """See bertsmith at work: first the embedded models, then a BERT that is pre-trained before your eyes.
 
-    Every step is a command that you can give yourself, printed before it runs. Nothing is downloaded. The
-    pre-training takes about a minute, all of it about two on two cores.
+    Every step is a command that you can run yourself, printed before it runs. Nothing is downloaded. The
+    pre-training takes about a minute, the whole demo about two on two cores.
 
     Example: bertsmith demo
 
@@ -57,7 +57,7 @@ def demo(
 
 
 def ask_embedded_models() -> None:
-    """Show what the models of the package say without any training."""
+    """Try the embedded models, without any training."""
     _heading("What comes with bertsmith")
     _bertsmith("fill", "Paris is the [MASK] of France.", "--top", "3")
     _bertsmith("fill", "The cat sat on the [MASK].", "--top", "3")
@@ -68,7 +68,7 @@ def ask_embedded_models() -> None:
 
 
 def pretrain_on_village(folder: Path, steps: int) -> None:
-    """Learn a vocabulary, make a token store, pre-train, and ask the new model for a word."""
+    """Learn a vocabulary, build a token store, pre-train, and fill a mask with the new model."""
     text, vocab, store, run = (str(folder / name) for name in ("village.txt", "vocab", "store", "pretrained"))
     _bertsmith("vocab", text, "--size", "600", "--workers", "1", "--out", vocab)
     _bertsmith("corpus", text, "--vocab", vocab, "--sentences", "line", "--workers", "1", "--out", store)
@@ -78,7 +78,7 @@ def pretrain_on_village(folder: Path, steps: int) -> None:
 
 
 def finetune_for_trades(folder: Path) -> None:
-    """Fine-tune the pre-trained model, and one of the same shape that has read nothing."""
+    """Fine-tune the pre-trained model, and one of the same shape with random weights."""
     _heading("One task, with and without pre-training")
     echo("Of whose work does a sentence speak? 96 labelled sentences to learn from and 96 to be asked, which")
     echo("share no tool, material or product: what the new words mean stands in the village's text alone.")
@@ -91,7 +91,7 @@ def finetune_for_trades(folder: Path) -> None:
 
 
 def write_fresh_model(trained: Path, out: Path) -> None:
-    """Write a model of the same shape and vocabulary with the weights that training begins with."""
+    """Write a model of the same shape and vocabulary with random initial weights."""
     from dataclasses import replace
 
     import torch
@@ -107,7 +107,7 @@ def write_fresh_model(trained: Path, out: Path) -> None:
 
 
 def compare(folder: Path) -> None:
-    """Print what both came to, where everything is, and what to do next."""
+    """Print the results of both models, the files written, and the next steps."""
     from rich.table import Table
 
     from bertsmith.finetuning.assignment import RESULT
@@ -142,8 +142,8 @@ def _heading(title: str) -> None:
 
 
 def _bertsmith(*words: str) -> None:
-    """Print a command, and run it as if it had been typed."""
-    from bertsmith.cli.app import app  # it imports this file
+    """Print a command and run it."""
+    from bertsmith.cli.app import app  # here because it imports this file
 
     echo(style(f"\n$ bertsmith {shlex.join(words)}", fg="cyan"))
     if code := app(list(words), prog_name="bertsmith", standalone_mode=False):

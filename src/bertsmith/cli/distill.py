@@ -1,4 +1,4 @@
-"""`bertsmith distill`: a small model that learns from a large one, of text or of a task."""
+"""`bertsmith distill`: train a small model to imitate a large one, on text or on a task."""
 
 import time
 from dataclasses import dataclass
@@ -53,11 +53,11 @@ def distill(
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON lines, for machines.")] = False,
 ) -> None:
-    """Train a small model to do as a large one does.
+    """Train a small model to imitate a large one.
 
     With --store it is a pre-training run: the student learns from the teacher's predictions of words, the
     masked words and the teacher's last states, as DistilBERT did (bertsmith recipe show distilbert). With
-    --task it is a fine-tuning run that learns from the labels and from what teachers score. Both resume when
+    --task it is a fine-tuning run that learns from the labels and from the teachers' scores. Both resume when
     the same command is given again.
 
     Examples:
@@ -98,13 +98,13 @@ def distill(
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What text and tasks have in common."""
+    """The arguments that are common to text and tasks."""
 
     teachers: tuple[str, ...]
     student: str
     out: Path
     common: "tuple[tuple[str, str, Any], ...]"
-    """Options that are the same setting in both recipes."""
+    """Options that set the same key in both recipes: option, key and value."""
     settings: tuple[str, ...]
     as_json: bool
 
@@ -112,7 +112,7 @@ class Asked:
 def _distill_text(
     asked: Asked, store: Path, layers: int | None, given: "dict[str, Any]", *, started: float
 ) -> None:
-    """A pre-training run with a teacher."""
+    """Pre-train with a teacher."""
     if len(asked.teachers) > 1:
         raise UserError("a student of text has one teacher", where="--teacher", remedy="give one of them")
     begins = [
@@ -127,7 +127,7 @@ def _distill_text(
 
 
 def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") -> None:
-    """A fine-tuning run with teachers."""
+    """Fine-tune with teachers."""
     from bertsmith.finetuning.assignment import Assignment
     from bertsmith.tasks.task_recipe import finetuning_recipe
 
@@ -147,14 +147,14 @@ def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") 
 
 
 def _refuse(given: "dict[str, object]", beside: str) -> None:
-    """Raise where an option is given that means nothing beside another."""
+    """Raise if one of these options is given, which cannot be used with `beside`."""
     for option, value in given.items():
         if value is not None:
             raise UserError(f"means nothing beside {beside}", where=option, remedy="leave it out")
 
 
 def _task_named(name: str, teacher: Path) -> "Task":
-    """A task of the papers, or the one of the user's own that a teacher was fine-tuned for."""
+    """Return a published task, or the user's own task that a teacher was fine-tuned for."""
     from bertsmith.finetuning.predict import task_config_in
     from bertsmith.tasks.catalogue import task_named
     from bertsmith.tasks.custom import custom_task, spec_of
@@ -169,7 +169,7 @@ def _task_named(name: str, teacher: Path) -> "Task":
 
 
 def _student_options(teacher: str, layers: int | None, student: str) -> "tuple[tuple[str, str, Any], ...]":
-    """What the student begins with: layers of the teacher, a model folder, or fresh weights of a shape."""
+    """Return the student's initial model: layers of the teacher, a model folder, or a shape to initialise."""
     if (layers is None) == (not student):
         remedy = "--layers 6 takes six of the teacher's; --student names a model or a recipe"
         raise UserError("give one of the two", where="--layers, --student", remedy=remedy)

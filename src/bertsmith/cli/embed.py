@@ -1,4 +1,4 @@
-"""`bertsmith embed`: a vector for each text of a file."""
+"""`bertsmith embed`: compute a vector for each text of a file."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -71,10 +71,10 @@ def embed(
 ) -> None:
     """Turn each text of a file into a vector.
 
-    The vectors are written as they come, so a file of any length takes little memory, and it appears only
-    when it is whole. In Python: numpy.load("vectors.npy", mmap_mode="r"). A .csv or .parquet file also has
-    the number of each text's line or row, counted from 1. A folder of sentence-transformers is followed in
-    its pooling, normalisation, prompt and longest text; options go before it.
+    The vectors are written as they are computed, so a file of any length takes little memory; it appears only
+    when it is complete. In Python: numpy.load("vectors.npy", mmap_mode="r"). A .csv or .parquet file also has
+    the number of each text's line or row, counted from 1. Pooling, normalisation, prompt and longest text
+    follow a folder of sentence-transformers; options override it.
 
     Example: bertsmith embed --input texts.txt --out vectors.npy
 
@@ -118,7 +118,7 @@ def vectors_of(
     pieces: Iterable[Piece],
     bad: list[UserError],
 ) -> "Iterator[tuple[Sequence[int], Tensor]]":
-    """The vectors of a file's texts and these texts' numbers; what is skipped goes to `bad`."""
+    """Yield the numbers and vectors of a file's texts; append skipped ones to `bad`."""
     with reading_bar(source) as advance:
         for piece in pieces:
             bad += piece.bad

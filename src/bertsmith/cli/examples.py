@@ -1,4 +1,4 @@
-"""`bertsmith examples`: what the model is shown, and what the recipe's random choices come to."""
+"""`bertsmith examples`: show training examples, and the fractions of the recipe's random choices."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bertsmith.text.tokenizer import Tokenizer
 
 BARS, BAR_WIDTH = 10, 40
-"""The most lines of the histogram, and their width."""
+"""Maximum lines of the histogram, and their width in characters."""
 LABELS = ("position", "segment", "token", "target")
 LABEL_WIDTH = 10
 SEGMENT_COLOURS = ("cyan", "magenta")
@@ -34,12 +34,12 @@ PAIR_LABELS: dict["PairHead", tuple[str, str]] = {
     "nsp": ("B follows A (label 0)", "B is random (label 1)"),
     "sop": ("A and B in order (label 0)", "A and B swapped, or B random (label 1)"),
 }
-"""What the labels 0 and 1 of a pair mean, by what learns from them."""
+"""Meaning of the labels 0 and 1 of a pair, by the pair head."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExamplesRequest:
-    """Which examples to show, and over how many to count."""
+    """The examples to show, and the number to compute statistics over."""
 
     store: Path
     stage: int
@@ -75,9 +75,9 @@ def examples(
 ) -> None:
     """Show what the model is trained on.
 
-    Prints examples of a step token by token: position, segment, what the model sees and must predict.
-    Below stand the fractions that the random choices came to over many examples: predicted tokens, what they
-    were replaced by, random or swapped pairs, and lengths.
+    Prints examples of a step token by token: position, segment, the token that the model sees and the one to
+    predict. Below are the fractions of the random choices over many examples: predicted tokens, their
+    replacements, random or swapped pairs, and lengths.
 
     Example: bertsmith examples bert-base --store store/ --show 5
     """
@@ -92,7 +92,7 @@ def examples(
 
 
 def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
-    """The examples of the requested step, and statistics over the beginning of the first epoch."""
+    """Return the examples of the requested step, and statistics over the beginning of the first epoch."""
     from bertsmith.core.errors import UserError
     from bertsmith.corpus.token_store import TokenStore
     from bertsmith.data.batch_inspection import batch_statistics, sequences_of, unit_statistics
@@ -102,7 +102,7 @@ def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
     store.verify()
     if request.stage >= stages:
         raise UserError(f"the recipe has no stage {request.stage}", remedy=f"it has {stages}, counted from 0")
-    with TemporaryDirectory() as cache:  # a run keeps its indices in its folder; here is no run
+    with TemporaryDirectory() as cache:  # only a run has a folder for its indices
         micro_tokens = max(stage.length for stage in recipe.examples.stages) * 64
         datasets = partial(PretrainingDataset, store, micro_tokens=micro_tokens, cache=Path(cache))
         dataset = _with_a_step(datasets, recipe, request)
@@ -143,10 +143,10 @@ def _with_a_step(
 
 
 def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -> None:
-    """Raise if training never comes to the step: each epoch on the way to it would have to be made."""
+    """Raise if training never reaches the step; to look for it, every epoch before would be built."""
     from bertsmith.core.errors import UserError
 
-    if recipe.run.budget == "minutes":  # nobody knows how many steps there will be
+    if recipe.run.budget == "minutes":  # the number of steps is unknown
         return
     tokens = -(-int(plan.epoch(0).examples.length.sum()) // plan.steps_in(0))
     steps = steps_of_stage(recipe, request.stage, tokens_in_step=tokens)
@@ -157,7 +157,7 @@ def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -
 
 
 def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
-    """How many steps training takes in a stage, where its budget is not one of time."""
+    """Return the number of training steps in a stage, for a budget in steps or tokens."""
     from bertsmith.pretraining.budget import Budget
     from bertsmith.training.trainer import Progress
 
@@ -170,7 +170,7 @@ def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
 
 
 def to_json(report: ExamplesReport) -> str:
-    """The report as one JSON object."""
+    """Format the report as one JSON object."""
     token, statistics = report.tokenizer.token, report.statistics
     sequences = []
     for sequence in report.sequences:
@@ -205,7 +205,7 @@ def print_report(report: ExamplesReport) -> None:
 
 
 def print_sequence(console: "Console", tokenizer: "Tokenizer", sequence: "ShownSequence") -> None:
-    """Print position, segment, token and target one below the other, in as many strips as it takes."""
+    """Print position, segment, token and target below each other, in strips of the terminal's width."""
     from rich.cells import cell_len
 
     strip, used = _empty_strip(), LABEL_WIDTH
@@ -223,7 +223,7 @@ def print_sequence(console: "Console", tokenizer: "Tokenizer", sequence: "ShownS
 
 
 def _column(tokenizer: "Tokenizer", sequence: "ShownSequence", index: int) -> list[tuple[str, str]]:
-    """The four texts of a token, and their colours."""
+    """Return the four texts of a token, and their colours."""
     token, target = sequence.tokens[index], sequence.targets.get(index)
     segment = sequence.segments[index]
     colour = "dim" if token in tokenizer.special_ids else SEGMENT_COLOURS[segment % 2]
@@ -248,7 +248,7 @@ def _print_strip(console: "Console", strip: list["Text"]) -> None:
 
 
 def print_statistics(console: "Console", report: ExamplesReport) -> None:
-    """Print what the random choices came to, beside what the recipe says, and a histogram of lengths."""
+    """Print the fractions of the random choices, the recipe's values, and a histogram of lengths."""
     from rich.table import Table
 
     table = Table.grid(padding=(0, 2))
@@ -291,13 +291,13 @@ def _statistics_lines(report: ExamplesReport) -> list[tuple[str, str]]:
 
 
 def _pair_line(recipe: "Recipe", fraction: float) -> str:
-    """How many pairs are negatives, and why there are more than the recipe says."""
+    """Describe the fraction of negative pairs, and the reason if it is higher than in the recipe."""
     wanted = recipe.examples.negative_probability
     what = "have a random B" if recipe.examples.pair_head == "nsp" else "are swapped or have a random B"
     line = f"{fraction:.2%} {what}; the recipe says {wanted:.0%}"
     if fraction <= wanted or wanted == 1:
         return line
-    # The walk of the published code: a chunk of one sentence gets a random partner, whatever was sampled.
+    # As in the published code, a chunk of one sentence always gets a random partner.
     single = (fraction - wanted) / (1 - wanted)
     why = f"about {single:.0%} of the examples begin with a sentence that has no other after it to be B"
     last = "it is the document's last"

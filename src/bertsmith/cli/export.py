@@ -1,4 +1,4 @@
-"""`bertsmith export`: a model for the runtimes of others."""
+"""`bertsmith export`: export a model for other runtimes."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -27,9 +27,9 @@ def export(
 ) -> None:
     """Export a model to ONNX, with its heads, for onnxruntime, OpenVINO and optimum; or for transformers.
 
-    The folder holds model.onnx, config.json and the tokenizer: what optimum's loaders take. Texts come
-    padded, in any number and of any length that the model takes: input_ids, attention_mask and, where the
-    model has segments, token_type_ids [texts, tokens]. Outputs are called as in transformers: logits,
+    The folder contains model.onnx, config.json and the tokenizer, as optimum's loaders expect. Inputs are
+    padded texts, in any number and of any length up to the model's maximum: input_ids, attention_mask and, if
+    the model has segments, token_type_ids [texts, tokens]. Outputs are called as in transformers: logits,
     start_logits and end_logits, or last_hidden_state and pooler_output of an encoder without a task.
 
     Needs the package onnx: pip install 'bertsmith[onnx]'.
@@ -40,9 +40,9 @@ def export(
 
     Example: bertsmith export --model runs/int8 --onnx model.onnx
 
-    transformers opens what bertsmith trains as it is, but for a pruned model, whose layers differ. With
-    --transformers the heads that are gone, and neurons where layers differ, are written as zeros: the outputs
-    are the same, and nothing is gained there.
+    transformers opens models of bertsmith without an export, except pruned models with layers that differ.
+    With --transformers, removed heads, and removed neurons if layers differ, are written as zeros: the
+    outputs are the same, but the model is neither smaller nor faster there.
 
     Example: bertsmith export --model runs/pruned --transformers models/pruned
     """

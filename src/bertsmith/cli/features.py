@@ -1,4 +1,4 @@
-"""`bertsmith features` and `features-table`: frozen layers as vectors of tokens, and their use."""
+"""`bertsmith features` and `features-table`: vectors of tokens from frozen layers, and their evaluation."""
 
 from pathlib import Path
 from typing import Annotated
@@ -60,9 +60,9 @@ def features(
 ) -> None:
     """Write a vector for each token of each text: features for a model of your own.
 
-    The folder holds memory-mapped arrays in fp32: vectors.npy, tokens.npy (ids), offsets.npy (the first and
-    past-the-last character of each token in its text, -1 of special ones), starts.npy (the row at which each
-    text begins) and lines.npy. It appears when it is whole; what a stopped call has done is kept.
+    The folder contains memory-mapped arrays in fp32: vectors.npy, tokens.npy (ids), offsets.npy (the first
+    and past-the-last character of each token in its text, -1 for special ones), starts.npy (the row at which
+    each text begins) and lines.npy. It appears when it is complete; the work of a stopped call is kept.
 
     Example: bertsmith features --input texts.txt --layers last4 --combine concat --out features/
 
@@ -120,7 +120,7 @@ def features_table(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fill the feature-based table of the BERT paper: six ways to read frozen layers, beside fine-tuning.
+    """Fill the feature-based table of the BERT paper: six ways to read frozen layers, and fine-tuning.
 
     The rows are the embeddings, the second-to-last and the last layer, the weighted sum and the concatenation
     of the last four, and the weighted sum of all, each under a two-layer BiLSTM of 768 units. The encoder

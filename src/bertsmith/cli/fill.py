@@ -1,4 +1,4 @@
-"""`bertsmith fill` and `next`: what stands behind a mask, and whether one sentence follows another."""
+"""`bertsmith fill` and `next`: fill in masks, and tell if one sentence follows another."""
 
 import math
 import time
@@ -70,9 +70,9 @@ def fill(
     """Fill in the masks of a text.
 
     Prints the most probable tokens for each mask, while the other masks stay masked. With --together, masks
-    are filled from left to right and each sees what was put into those before it (a beam search). With
-    --extend, the text has no mask and gets longer, which an encoder does slowly. A model that was
-    pre-trained from left to right sees what stands before the mask, and nothing behind it.
+    are filled from left to right, and each sees the tokens in the masks before it (a beam search). With
+    --extend, the text is continued without a mask, which is slow with an encoder. A model that was
+    pre-trained from left to right sees only the text before the mask.
 
     Example: bertsmith fill "Paris is the [MASK] of France."
 
@@ -107,7 +107,7 @@ def show_candidates(
     """Print the tokens for each mask."""
     from bertsmith.inference.fill_mask import mask_offsets
 
-    # Where a long text was cut, masks at its end have no candidates.
+    # If a long text was truncated, masks at its end lack candidates.
     offsets = mask_offsets(text, tokenizer)[: len(candidates)]
     if as_json:
         print_json({"masks": masks_to_json(offsets, candidates)})
@@ -131,7 +131,7 @@ def show_fillings(fillings: "list[Filling]", *, as_json: bool) -> None:
 
 
 def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None:
-    """Print the longer text, what each token cost, and why."""
+    """Print the longer text, the time per token, and the reason for it."""
     added: list[tuple[Extension, float]] = []
     began = time.perf_counter()
     for each in bert.extend(text, count=count):
@@ -169,10 +169,10 @@ def next_sentence(
     truncate: TruncateOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Say whether B follows A.
+    """Predict whether B follows A.
 
-    Uses the head of BERT's second pre-training task, next sentence prediction: half of the pairs it was
-    shown stood together in a document, the others did not.
+    Uses the head of BERT's second pre-training task, next sentence prediction: in training, half of the pairs
+    were consecutive in a document, the others were not.
 
     Example: bertsmith next "We got some time." "Should we get some coffee?"
 
@@ -200,7 +200,7 @@ def next_sentence(
 
 
 def pair_of_line(line: str) -> tuple[str, str]:
-    """The two texts of a line, which a tab parts."""
+    """Parse the two texts of a line, separated by a tab."""
     first, tab, second = line.partition("\t")
     if not tab or "\t" in second:
         raise UserError("is no pair", remedy="write two texts with one tab between them")

@@ -1,4 +1,4 @@
-"""`bertsmith finetune`: from a trained encoder and labelled data to a model that does a task."""
+"""`bertsmith finetune`: train a model for a task from an encoder and labelled data."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -150,7 +150,7 @@ def finetune(
 
 
 def live_line(values: dict[str, Any]) -> str:
-    """The numbers a person watches."""
+    """Format the numbers of the live line."""
     parts = [f"step {values['step']:,.0f}", f"epoch {values['epoch']:.1f}", f"loss {values['loss']:.4f}"]
     for name, value in values.get("development", {}).items():
         parts.append(f"dev {name.replace('_', ' ')} {_metric_text(name, value)}")
@@ -158,7 +158,7 @@ def live_line(values: dict[str, Any]) -> str:
 
 
 def show(result: "FinetuningResult", *, as_json: bool) -> None:
-    """Print how a run ended."""
+    """Print the result of a run."""
     if as_json:
         summary = {"folder": str(result.folder), "seconds": result.seconds, "measures": result.metrics}
         of_classes = {
@@ -203,7 +203,7 @@ def show_comparison(
     split: str,
     named: str = "constant answer",
 ) -> None:
-    """Print the metrics of a simpler answer, and whether the model beats it."""
+    """Print the metrics of a simpler answer, and a warning if the model does not beat it."""
     from bertsmith.finetuning.evaluation import below_baseline
 
     if baseline:
@@ -214,7 +214,7 @@ def show_comparison(
 
 
 def show_classes(classes: "Mapping[str, ClassScores]", *, split: str) -> None:
-    """Print precision, recall and F1 of each class, the worst first, where there are several."""
+    """Print precision, recall and F1 of the classes, the worst first."""
     worst = sorted(classes.items(), key=lambda each: each[1].f1)
     for label, scores in worst[:SHOWN_CLASSES]:
         numbers = {"precision": scores.precision, "recall": scores.recall, "F1": scores.f1}
@@ -226,7 +226,7 @@ def show_classes(classes: "Mapping[str, ClassScores]", *, split: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OwnTable:
-    """The options about one's own table; empty where none was given."""
+    """The options for a user's own table; empty if not given."""
 
     text: str
     second: str
@@ -243,14 +243,14 @@ class OwnTable:
     columns: str
 
     def flags(self) -> list[str]:
-        """The options that were given."""
+        """Return the options that were given."""
         spelled = {"second": "--text2", "key": "--id"}
         given = [name for name, value in asdict(self).items() if value not in ("", None)]
         return [spelled.get(name, f"--{name.replace('_', '-')}") for name in given]
 
 
 def published_task(name: str, own: OwnTable) -> "Task":
-    """A task of the papers, of which no table is described."""
+    """Return a published task; raise if options for an own table are given."""
     from bertsmith.tasks.catalogue import task_named
 
     task = task_named(name)
@@ -261,7 +261,7 @@ def published_task(name: str, own: OwnTable) -> "Task":
 
 
 def own_task(own: OwnTable, data: Path) -> "Task":
-    """The task that a table of one's own poses."""
+    """Return the task of a user's own table."""
     from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 
     _check_table(own)
@@ -273,7 +273,7 @@ def own_task(own: OwnTable, data: Path) -> "Task":
         spec = replace(spec, separator=own.separator)
     if own.test_share:
         spec = replace(spec, test_fraction=own.test_share)
-    # The development set is a file that is named, one that lies beside the data, or a fraction of the data.
+    # The development set is a named file, a file next to the data, or a fraction of the data.
     if own.dev is not None:
         _check_no_part(own, "--dev names the development file")
         dev = own.dev.expanduser()
@@ -288,7 +288,7 @@ def own_task(own: OwnTable, data: Path) -> "Task":
 
 
 def _check_table(own: OwnTable) -> None:
-    """Raise where an option is missing, or is given that has no effect."""
+    """Raise if an option is missing or has no effect."""
     if not (own.text and own.label):
         what = "a task of your own needs the names of its columns"
         remedy = (
@@ -311,7 +311,7 @@ def _check_table(own: OwnTable) -> None:
 
 
 def _check_no_part(own: OwnTable, what: str) -> None:
-    """Raise where a part of the data is asked for as the development set, and there is one already."""
+    """Raise if a part of the data is requested as the development set, but there is one already."""
     for flag, given in (("--dev-share", own.dev_share), ("--folds", own.folds)):
         if given is not None:
             raise UserError(what, where=flag, remedy="leave it out")
@@ -319,7 +319,7 @@ def _check_no_part(own: OwnTable, what: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Study:
-    """The options that make several runs of one."""
+    """The options that turn one run into several."""
 
     seeds: int
     grid: bool
@@ -328,12 +328,12 @@ class _Study:
     folds: int
 
     def flags(self) -> list[str]:
-        """The options that were given."""
+        """Return the options that were given."""
         given = {**asdict(self), "seeds": self.seeds > 1}
         return [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
 
     def check(self, overrides: Sequence[str]) -> None:
-        """Raise where two studies are asked for, or a setting of which the study has values of its own."""
+        """Raise for two studies at once, or for a setting that the study varies."""
         from bertsmith.studies.sweep import GRID, RATES, SEARCHED
 
         flags = self.flags()
@@ -348,7 +348,7 @@ class _Study:
             raise UserError(what, where=flags[0], remedy=f"leave the setting out, or the {name}")
 
     def trials(self, assignment: "Assignment") -> "list[Trial]":
-        """The runs."""
+        """Return the runs of the study."""
         from bertsmith.studies.sweep import RATES, over_folds, over_grid, over_search, over_seeds
 
         if self.folds:
@@ -361,7 +361,7 @@ class _Study:
 
 
 def _check_quick(task: "Task", study: _Study, minutes: float | None) -> None:
-    """Raise where there is no linear head to solve, no step to end, or several runs would be the same one."""
+    """Raise if a solved head cannot do the task, or if an option needs steps or differing runs."""
     if task.kind.linear_problem is None:
         raise UserError(f"{task.title} has no linear head to solve", where="--quick", remedy="leave it out")
     if minutes is not None:
@@ -372,7 +372,7 @@ def _check_quick(task: "Task", study: _Study, minutes: float | None) -> None:
 
 
 def run_one(assignment: "Assignment", *, as_json: bool) -> None:
-    """Fine-tune once and print how it ended."""
+    """Fine-tune once and print the result."""
     from bertsmith.finetuning.finetune import finetune as job
 
     with progress_display(live_line, as_json=as_json) as callback:
@@ -397,13 +397,13 @@ def _run_many(trials: "list[Trial]", *, as_json: bool) -> None:
 
 
 def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
-    """Print in which run a study was stopped."""
+    """Print the run in which a study was stopped."""
     line = f"stopped in {stopped}; give the same command again to resume"
     echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else line)
 
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
-    """Print what each run came to, which one did best, and how the runs spread."""
+    """Print the result of each run, the spread over the runs, and the best run."""
     from bertsmith.studies.sweep import (
         best_of,
         early_ends,
@@ -426,7 +426,7 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     for split, held in spreads.items():
         for name, spread in held.items():
             if spread.deviation is None:
-                continue  # a single run has no spread
+                continue  # a single run
             values = (spread.mean, spread.median, spread.deviation)
             mean, median, deviation = (_metric_text(name, value) for value in values)
             line = f"mean {mean}, median {median}, deviation {deviation} over {spread.runs} runs"
@@ -439,7 +439,7 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
 
 
 def _run_text(result: "FinetuningResult") -> str:
-    """What a run came to on its first split: the others stand in its own folder."""
+    """Format the result of a run on its first split; the others are in the run's folder."""
     if not result.metrics:
         return "finished; there is no development set"
     split, metrics = next(iter(result.metrics.items()))

@@ -1,4 +1,4 @@
-"""`bertsmith glue`: every GLUE task in one table."""
+"""`bertsmith glue`: fine-tune on every GLUE task, and print one table."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def glue(
 
     A call that was stopped or killed resumes with the tasks that are not done yet.
 
-    Beside each score stand what the constant answer gets and what the papers report.
+    Each score is printed next to the score of the constant answer and the papers' figures.
 
     Example: bertsmith glue --model MODEL --data glue/ --out runs/glue --seeds 3
 

@@ -1,4 +1,4 @@
-"""`bertsmith import-tf`: a published TensorFlow 1 checkpoint becomes a model folder."""
+"""`bertsmith import-tf`: turn a published TensorFlow 1 checkpoint into a model folder."""
 
 import json
 from pathlib import Path
@@ -25,9 +25,9 @@ def import_tf(
 
     Writes a model folder that bertsmith.load and the Hugging Face tools open. TensorFlow is not needed.
 
-    SOURCE holds bert_config.json, bert_model.ckpt.* and vocab.txt; where a folder holds several checkpoints,
-    name one: FOLDER/bert_model.ckpt. Google's code says "gelu" to two functions: the erf form until February
-    2019 and its tanh approximation since. Say --gelu tanh for a BERT that was trained with the later code.
+    SOURCE contains bert_config.json, bert_model.ckpt.* and vocab.txt; if a folder has several checkpoints,
+    name one: FOLDER/bert_model.ckpt. Google's code calls two functions "gelu": the erf form until February
+    2019 and its tanh approximation since. Give --gelu tanh for a BERT that was trained with the later code.
 
     Example: bertsmith import-tf uncased_L-12_H-768_A-12 --out models/bert-base
     """

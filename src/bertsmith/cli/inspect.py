@@ -1,4 +1,4 @@
-"""`bertsmith inspect`: what a data set is like before anything is trained on it."""
+"""`bertsmith inspect`: check a data set before training on it."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -58,11 +58,11 @@ def inspect(
 ) -> None:
     """Inspect a data set before training on it.
 
-    Prints the balance of the labels, lengths in words, copies, what a constant answer would get, how the
-    development and the test set differ from the training set, and how many of their texts stand in the
-    training set too, with the same label or with another one. A line says where labels shift between the
-    splits, and where a split is adversarial. Lines that cannot be taken are counted. A test set needs no
-    labels. Of tags the words are counted, of questions those without an answer, of choices the right option.
+    Prints the balance of the labels, lengths in words, copies, and the scores of a constant answer. Compares
+    the other splits with the training set, and counts their texts that are also in the training set, with the
+    same or another label. Warns if labels shift between the splits, or if a split is adversarial. Lines that
+    cannot be read are counted. A test set needs no labels. For tags, the words are counted; for questions,
+    those without an answer; for choices, the right option.
 
     Example: bertsmith inspect my.csv --text review --label stars
 
@@ -101,7 +101,7 @@ def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
     data = data.expanduser()
     splits = [split for split in SPLITS if split in task.splits]
     if data.is_file():
-        # A file is of the split that its name says; any other is one to predict, labelled or not.
+        # A file's name gives its split; a file with any other name is to be predicted, labelled or not.
         named = [split for split in splits if names_file(task, split, data)]
         splits = named or [splits[-1]]
     return task, dict.fromkeys(splits, data)
@@ -125,14 +125,14 @@ def _own(
     if "dev" in places or has_own_dev(main):
         spec = replace(spec, dev_fraction=0.0)
         places = {"dev": main, **places}
-    elif spec.dev_fraction:  # one file for both: the task itself parts its examples by their ids
+    elif spec.dev_fraction:  # one file for both: the task splits its examples by their ids
         places = {"dev": main, **places}
     places = {**({"test": main} if main.is_dir() else {}), **places}
     return custom_task(spec, form), {split: places[split] for split in SPLITS if split in places}
 
 
 def show(found: "Inspection") -> None:
-    """Print what was found as tables for people."""
+    """Print the findings as tables for people."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""`bertsmith merge`: an adapter and its base become one ordinary model folder."""
+"""`bertsmith merge`: merge an adapter and its base into one ordinary model folder."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def merge(
 ) -> None:
     """Merge an adapter into its base model.
 
-    Writes an ordinary model folder, which every tool opens without peft, and which needs the base no more. An
+    Writes an ordinary model folder, which every tool opens without peft and without the base. An
     adapter folder itself can be used wherever a model folder can: this is for other tools, and for the
     quickest answers of a server.
 

@@ -1,4 +1,4 @@
-"""What the verbs that predict have in common: their options, the model itself, and bars of probabilities."""
+"""Shared by the verbs that predict: options, opening a model, and bars of probabilities."""
 
 import gc
 import json
@@ -42,7 +42,7 @@ BaseOption = Annotated[
 DeviceOption = Annotated[
     str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 ]
-# A test holds these names to those of inference, beside torch, which help must not wait for.
+# A test compares these names with inference, which would load torch and delay --help.
 PrecisionOption = Annotated[
     str,
     Option(
@@ -86,19 +86,19 @@ HOW_TO_GET = {
     "--model runs/swag",
     "embed": "",
 }
-"""For each ability how to get a model that has it."""
+"""Remedy to get a model with an ability, by ability."""
 REMEDIES: dict[str, str] = {
     Remedy.TRUNCATE: "shorten it, split it, or add --truncate",
     Remedy.PASS_PAIR: "give the second text with --second, or behind a tab",
     Remedy.PASS_TEXT: "leave out --second, or the tab",
 }
-"""Remedies of the Python API in the words of the command line."""
+"""Remedies for the command line, by those of the Python API."""
 
 
 def open_model(
     folder: Path | None, *abilities: str, device: str, precision: str, base: Path | None = None
 ) -> "Bert":
-    """The model of a folder, or an embedded one, whose name is told, if it has one of these abilities."""
+    """Open the model of a folder, or an embedded one and print its name; raise if it lacks the abilities."""
     with without_garbage_collection():
         from bertsmith.inference.loaded_model import load
 
@@ -108,7 +108,7 @@ def open_model(
         bert = load(chosen, device=device, precision=named, base=base)
         if set(abilities) & set(bert.abilities):
             if folder is None:
-                # Not among the results, which may be read by a program.
+                # On stderr, because a program may read the results.
                 echo(f"model: {chosen.name}", err=True)
             return bert
     can = ", ".join(ABILITIES[each] for each in bert.abilities)
@@ -120,7 +120,7 @@ def open_model(
 
 
 def _generator_of(folder: Path) -> Path | None:
-    """The generator in the folder of a model that finds replaced tokens."""
+    """Return the generator in the folder of a model that finds replaced tokens, if there is one."""
     from bertsmith.objectives.replaced_token_detection import GENERATOR
 
     generator = model_folder(folder) / GENERATOR
@@ -129,10 +129,10 @@ def _generator_of(folder: Path) -> Path | None:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """While it is open nothing is searched for garbage, and what is imported never will be.
+    """Disable garbage collection inside, and exclude the imported objects from it for good.
 
-    Of the hundred thousands of objects that come with torch none is garbage, and looking for it takes a
-    quarter of the time of a short command, most of it at the end.
+    None of torch's hundreds of thousands of objects is garbage, and searching them takes a quarter of the
+    time of a short command, most of it at the end.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
@@ -147,7 +147,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 @contextmanager
 def naming_inputs(name: Callable[[int], str]) -> Iterator[None]:
-    """While it is open, errors speak of the command line: the name of the text, the option."""
+    """Inside, rewrite errors in the terms of the command line: the name of the text, the option."""
     try:
         yield
     except UserError as error:
@@ -167,21 +167,21 @@ def print_json(value: Any) -> None:
 
 
 def console() -> "Console":
-    """Where bars and tables are printed; text is taken as it is."""
+    """Return the console for bars and tables, which prints text without markup."""
     from rich.console import Console
 
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def bar(fraction: float) -> str:
-    """A fraction from 0 to 1 as a bar of fixed width, to an eighth of a character."""
+    """Draw a fraction from 0 to 1 as a bar of fixed width, to an eighth of a character."""
     eighths = round(8 * BAR_WIDTH * min(max(fraction, 0.0), 1.0))
     drawn = "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
     return drawn.ljust(BAR_WIDTH)
 
 
 def bars(probabilities: Iterable[tuple[float, str]]) -> "list[Text]":
-    """A line with a bar for each probability and what it is of; the first one stands out."""
+    """Return a line with a bar for each probability and its text; the first line is highlighted."""
     from rich.text import Text
 
     lines = []
@@ -195,7 +195,7 @@ def bars(probabilities: Iterable[tuple[float, str]]) -> "list[Text]":
 
 
 def highlighted(text: str, stretches: Sequence[tuple[int, int, str]]) -> "Text":
-    """The text with stretches of it, from their first to past their last character, in a style."""
+    """Return the text with styled spans, each given as start, end and style."""
     from rich.text import Text
 
     drawn = Text(text)

@@ -1,4 +1,4 @@
-"""`bertsmith evaluate` and `predict`: a fine-tuned model, or several together, on a file."""
+"""`bertsmith evaluate` and `predict`: run a fine-tuned model, or an ensemble, on a file."""
 
 import json
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def evaluate(
 ) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
 
-    Beside them stand what the constant answer gets, what the papers report, and each class by itself.
+    Also prints the scores of the constant answer, the papers' figures, and the scores of each class.
 
     Examples:
 
@@ -53,7 +53,7 @@ def evaluate(
 
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad, split)
-    chosen = cast("Precision", precision)  # a model refuses any other as it is opened
+    chosen = cast("Precision", precision)  # opening a model rejects any other
     file = predict_labelled(
         folders, data.expanduser(), reading=reading, device=device, precision=chosen, base=base
     )
@@ -93,9 +93,9 @@ def predict(
     base: BaseOption = None,
     as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
 ) -> None:
-    """Write what a model predicts for each example of a file.
+    """Write a model's prediction for each example of a file.
 
-    The file's name says its format: .tsv, .csv, .jsonl, .json or .parquet, with the prediction and the
+    The file's name determines its format: .tsv, .csv, .jsonl, .json or .parquet, with the prediction and the
     probability of each class or option. Under any other name tagged words become columns for conlleval. A
     name without an ending is, for answers, a folder with the three JSON files of the SQuAD scripts.
 
@@ -126,10 +126,10 @@ def predict(
     chosen = cast("Precision", precision)
     reading = Reading(form, skip_bad, split)
     file = predict(folders, data, reading=reading, device=device, precision=chosen, base=base)
-    _check_not_input(file.path, out)  # where a folder was given, only now is the file known
+    _check_not_input(file.path, out)  # if a folder was given, the file is known only now
     if official is not None:
         _check_not_input(file.path, official.expanduser() / submission_file(file.task, file.split))
-    # The official file first: a task that the site does not take must not leave half of the files.
+    # The official file first: for a task that the site rejects, no file is written.
     submitted = [] if official is None else [write_official(official.expanduser(), file)]
     names = [str(path) for path in (*write_predictions(out, file, with_text=with_text), *submitted)]
     if as_json:
@@ -141,7 +141,7 @@ def predict(
 
 
 def _members(models: Sequence[Path], *, ensemble: bool) -> list[Path]:
-    """The folders of the models that predict together, or of the only one."""
+    """Return the folders of the models; raise for several without --ensemble."""
     if len(models) > 1 and not ensemble:
         remedy = "add --ensemble to let them predict together, or give one folder"
         raise UserError("several models were given", remedy=remedy)
@@ -149,7 +149,7 @@ def _members(models: Sequence[Path], *, ensemble: bool) -> list[Path]:
 
 
 def _check_not_input(data: Path, out: Path) -> None:
-    """Raise where the predictions would overwrite the texts."""
+    """Raise if the predictions would overwrite the texts."""
     if data.is_file() and out.exists() and data.samefile(out):
         raise UserError(
             "is the input itself", where=str(out), remedy="name another place for the predictions"

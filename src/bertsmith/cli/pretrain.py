@@ -1,4 +1,4 @@
-"""`bertsmith pretrain`: from a token store to a pre-trained model."""
+"""`bertsmith pretrain`: train a model from a token store."""
 
 import json
 import time
@@ -63,7 +63,7 @@ def pretrain(
 ) -> None:
     """Pre-train an encoder.
 
-    `auto` chooses shape, batch and learning rate for the budget, the text and this machine, and says why.
+    `auto` chooses shape, batch and learning rate for the budget, the text and this machine, and explains why.
 
     A run that was stopped (Ctrl-C, SIGTERM, a crash) resumes when the same command is given again. All
     settings with their published values: bertsmith recipe show bert-base
@@ -86,7 +86,7 @@ def pretrain(
 
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
-    started = time.monotonic()  # torch takes seconds to load, which a budget in minutes counts
+    started = time.monotonic()  # a budget in minutes includes the seconds in which torch loads
 
     from bertsmith.pretraining.run_setup import EarlyStopping
 
@@ -117,7 +117,7 @@ def pretrain(
 
 
 def check_auto(recipe: str, *, size: str, objective: str, sweeps: bool) -> bool:
-    """True for the recipe auto; raises if an option does not go with the recipe."""
+    """True for the recipe auto; raise if an option does not fit the recipe."""
     if recipe == AUTO and sweeps:
         remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
         raise UserError("auto chooses one recipe", where="--sweep", remedy=remedy)
@@ -137,7 +137,7 @@ def run_options(
     precision: str,
     tokens: int | None = None,
 ) -> "list[tuple[str, str]]":
-    """What the options of a pre-training run that many people want are short for."""
+    """Return the settings for the most used options of a pre-training run."""
     budgets = (("--steps", steps), ("--tokens", tokens), ("--minutes", minutes))
     if len(several := [option for option, value in budgets if value is not None]) > 1:
         raise UserError("a run has one budget", where=" and ".join(several), remedy="give one of them")
@@ -160,7 +160,7 @@ def run_options(
 
 
 def spelled(given: "Iterable[tuple[str, str, Any]]") -> "list[tuple[str, str]]":
-    """Options that were given, each with the `key=value` it is short for."""
+    """Return the given options, each with its `key=value`."""
     return [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
 
 
@@ -173,7 +173,7 @@ def run(
     started: float,
     early_stopping: "EarlyStopping | None" = None,
 ) -> None:
-    """Run a recipe, or the one that a function chooses and reports on, to its end and print how it ended."""
+    """Run a recipe, or the one that a function chooses and reports on, and print the result."""
     from bertsmith.objectives.registry import declaration
     from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.pretraining.run_setup import NEVER_EARLY
@@ -199,13 +199,13 @@ def chosen_recipe(
     max_length: int | None,
     swept: "Sequence[str]" = (),
 ) -> "Recipe":
-    """The recipe with what was given as options, settings and a point of a sweep."""
+    """Load the recipe with the given options, settings and point of a sweep."""
     from bertsmith.recipe.load import load_recipe
 
     chosen = load_recipe(recipe, settings, options=options, swept=swept)
     if max_length is None:
         return chosen
-    # The most tokens that are predicted, as published: 20 of 128, 77 of 512 at a rate of 15 %.
+    # Maximum number of predicted tokens, as published: 20 of 128, 77 of 512 at a rate of 15 %.
     predictions = ceil(chosen.masking.largest_rate * max_length)
     stage = f"{{fraction=1.0, length={max_length}, predictions={predictions}}}"
     one_stage = ("--max-length", f"examples.stages=[{stage}]")
@@ -232,7 +232,7 @@ def _sweep(
 
 
 def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json: bool) -> None:
-    """Print what each run of a sweep came to, the best first."""
+    """Print the result of each run of a sweep, the best first."""
     place = outcomes[0].folder.parent
     if as_json:
         rows = [{**asdict(each), "folder": str(each.folder)} for each in outcomes]
@@ -263,7 +263,7 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json:
 
 
 def live_line(shown: "Mapping[str, Metric]", values: dict[str, Any]) -> str:
-    """The numbers a person watches: loss, accuracy, speed, how long it will take."""
+    """Format the numbers of the live line: loss, accuracy, speed, remaining time."""
     parts = [f"step {values['step']:,}", *brief(shown, values)]
     parts.append(f"{values['tokens_per_second']:,.0f} tokens/s")
     if values.get("mfu"):
@@ -273,7 +273,7 @@ def live_line(shown: "Mapping[str, Metric]", values: dict[str, Any]) -> str:
 
 
 def show(result: "PretrainingResult", *, as_json: bool) -> None:
-    """Print how the run ended."""
+    """Print the result of the run."""
     if as_json:
         summary = {
             "state": result.state,
@@ -307,7 +307,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
         told = above_frequencies(loss, result.unigram_entropy)
         echo(f"held-out {watched.label}: {told} yet; train longer (--steps, --minutes), or {WHAT_TO_TRY}")
     echo(f"model: {result.folder / 'model'}")
-    # Only replaced tokens need a generator, and without matplotlib there are no curves.
+    # A generator exists only for replaced tokens, and curves only with matplotlib.
     others = {"generator": result.folder / "model" / "generator", "curves": result.folder / "curves.png"}
     for name, path in others.items():
         if path.exists():
@@ -315,7 +315,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
 
 
 def _show_how_it_resumes(result: "PretrainingResult") -> None:
-    """Say what the same command would do: steps without a usable gradient are not saved."""
+    """Print where the same command would resume: steps without a usable gradient are not saved."""
     why = "not saved, for the last steps had no usable gradient"
     if result.saved_step == result.steps:
         again = (

@@ -1,4 +1,4 @@
-"""`bertsmith prune`: heads, neurons and layers cut out of a model, or single weights set to zero."""
+"""`bertsmith prune`: cut heads, neurons and layers out of a model, or set single weights to zero."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -78,9 +78,9 @@ def prune(
 ) -> None:
     """Cut the least important heads and neurons out of a fine-tuned model: it gets smaller and faster.
 
-    What matters is found from the task's own data: the gradient of the loss by a gate on each head and each
-    neuron (Michel et al. 2019). A part goes, the rest is trained a little, and so on. Every layer keeps at
-    least one head.
+    Importance is measured on the task's own data: the gradient of the loss by a gate on each head and each
+    neuron (Michel et al. 2019). A part is removed, the rest is trained a little, and so on. Every layer keeps
+    at least one head.
 
     Example: bertsmith prune --model runs/sst2 --task sst2 --data SST-2 --heads 0.4 --ffn 0.5 --out runs/cut
 
@@ -89,8 +89,8 @@ def prune(
     Example: bertsmith prune --model runs/sst2 --data glue/SST-2 --drop-layers 9,10,11 --out runs/nine-layers
 
     With --method magnitude the smallest single weights become zero, gradually while a pre-trained model is
-    fine-tuned; with --rewind after that, and what is left is trained again from an early step. Such a model
-    is as large and as fast as before: it is for studying which weights a task needs.
+    fine-tuned. With --rewind they become zero after fine-tuning, and the others are trained again from an
+    early step. Such a model is as large and as fast as before: it is for studying which weights a task needs.
 
     Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.7 --out runs/7
 
@@ -139,7 +139,7 @@ def prune(
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """What is read and written."""
+    """The paths of the model, the data and the output."""
 
     model: Path
     data: Path
@@ -149,7 +149,7 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The task that is named, if any, and settings of the training."""
+    """The named task, if any, and the settings of the training."""
 
     task: str
     settings: tuple[str, ...]
@@ -169,7 +169,7 @@ class SparseOptions:
 def run_rounds(
     places: Places, training: Training, removal: "Removal", *, trains: bool, as_json: bool
 ) -> "PruningResult":
-    """Heads and neurons, a part at a time."""
+    """Remove heads and neurons in rounds."""
     from bertsmith.studies.pruning import PruningRequest, prune, pruning_recipe, task_of_model
 
     chosen, config = task_of_model(places.model, training.task)
@@ -182,7 +182,7 @@ def run_rounds(
 def run_magnitude(
     places: Places, training: Training, asked: SparseOptions, *, as_json: bool
 ) -> "list[SparseResult]":
-    """Single weights."""
+    """Set single weights to zero."""
     from bertsmith.studies.magnitude_pruning import RETRAINING, MagnitudeRequest, prune_by_magnitude
     from bertsmith.studies.pruning import task_to_train
 
@@ -200,7 +200,7 @@ def run_magnitude(
         recipe,
         sparsities=sparsities,
         rewind=asked.rewind,
-        retraining=methods,  # type: ignore[arg-type]  # they were checked
+        retraining=methods,  # type: ignore[arg-type]  # checked above
         rounds=asked.rounds,
         skip_bad=places.skip_bad,
     )
@@ -208,7 +208,7 @@ def run_magnitude(
 
 
 def stoppable(job: "Callable[[ProgressCallback], Done]", *, as_json: bool) -> "Done":
-    """What a job comes to; one that is asked to stop ends the command."""
+    """Return the result of a job; exit if the user stops it."""
     from bertsmith.cli.finetune import live_line, show_stop
     from bertsmith.studies.sweep import Stopped
 
@@ -221,14 +221,14 @@ def stoppable(job: "Callable[[ProgressCallback], Done]", *, as_json: bool) -> "D
 
 
 def check_no_units(given: "Mapping[str, object]") -> None:
-    """Raise where an option for heads, neurons or layers stands beside the magnitude of weights."""
+    """Raise if an option for heads, neurons or layers is given with --method magnitude."""
     if named := [name for name, value in given.items() if value]:
         what = "single weights go by their magnitude; heads, neurons and layers go by importance"
         raise UserError(what, where=named[0], remedy="leave it out, or --method magnitude")
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:
-    """The numbers in a list such as 3,7."""
+    """Parse layer numbers in a list such as 3,7."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if strange := [word for word in words if not word.isdecimal()]:
         raise UserError(f"{strange[0]!r} is no layer", where="--drop-layers", remedy="write numbers: 10,11")
@@ -236,7 +236,7 @@ def numbered_layers(text: str) -> tuple[int, ...]:
 
 
 def listed_fractions(text: str) -> tuple[float, ...]:
-    """The numbers in a list such as 0.5,0.7, each once."""
+    """Parse fractions in a list such as 0.5,0.7, without duplicates."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     try:
         return tuple(dict.fromkeys(map(float, words)))
@@ -246,13 +246,13 @@ def listed_fractions(text: str) -> tuple[float, ...]:
 
 
 def plain_result(result: "PruningResult") -> dict[str, Any]:
-    """The result for machines."""
+    """Return the result in a form for JSON."""
     rounds = [asdict(each) for each in result.rounds]
     return {"folder": str(result.folder), "rounds": rounds, "kept_heads": result.kept_heads}
 
 
 def show(result: "PruningResult") -> None:
-    """Print what each round came to."""
+    """Print the result of each round."""
     for number, report in enumerate(result.rounds):
         title = f"round {number}" if number else "as given"
         shape = f"{sum(report.heads)} heads, {sum(report.neurons):,} neurons, {report.parameters:,} weights"
@@ -262,7 +262,7 @@ def show(result: "PruningResult") -> None:
 
 
 def show_sparse(results: "list[SparseResult]", *, as_json: bool) -> None:
-    """Print what each training came to."""
+    """Print the result of each training."""
     if as_json:
         plain = [
             {"folder": str(each.folder), "reports": [asdict(one) for one in each.reports], "kept": each.kept}
@@ -283,7 +283,7 @@ def _scores(report: "RoundReport") -> str:
 
 
 def _score(word: str, metrics: "Metrics") -> str:
-    """The deciding metric of the first split, if there is one."""
+    """Format the deciding metric of the first split, if there is one."""
     from bertsmith.tasks.kinds.registry import metric_named
 
     for split, values in metrics.items():

@@ -1,4 +1,4 @@
-"""`bertsmith quantise`: a model in whole numbers of 8 or 4 bits."""
+"""`bertsmith quantise`: convert a model to 8-bit or 4-bit integers."""
 
 from dataclasses import asdict
 from itertools import islice
@@ -52,14 +52,14 @@ def quantise(
     base: BaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Quantise a model: weights of 8 bits, and what 8-bit products need to know of your texts.
+    """Quantise a model to 8-bit or 4-bit integers.
 
-    The folder opens wherever a model folder does (classify, serve, evaluate ...), a quarter as large and
-    without being calibrated again. Where the CPU has 8-bit products (AVX-512 VNNI, AMX, ARM's dot products)
-    they are computed; elsewhere the same weights are multiplied as real numbers, as fast as before. It
-    predicts and cannot learn.
+    With --calibrate, your texts give the ranges for 8-bit products. The folder opens like any model folder
+    (classify, serve, evaluate ...), is a quarter as large, and needs no further calibration. CPUs with 8-bit
+    products (AVX-512 VNNI, AMX, ARM's dot products) use them; other CPUs multiply the same weights as real
+    numbers, as fast as before. The model can predict, but not be trained.
 
-    With --weights-only nothing but the weights is rounded, and they stay small in memory.
+    With --weights-only only the weights are rounded, and they stay small in memory.
 
     Example: bertsmith quantise --model runs/sst2 --calibrate texts.txt --out runs/int8
 
@@ -84,7 +84,7 @@ def quantise(
             chosen = _calibration(source, CALIBRATION_TEXTS)
             with naming_inputs([where for where, _ in chosen].__getitem__):
                 made = quantise_for_products(model, [text for _, text in chosen], fresh, base=base)
-        # Before the folder has its name: a command that is killed here is given again, and evaluates.
+        # Before the folder gets its name, so that a killed command can be run again and evaluates.
         if data is not None:
             scores["after"] = _metrics(fresh, data, made.precision)
     if as_json:
@@ -99,7 +99,7 @@ def quantise(
 
 
 def _calibration(source: TextSource, most: int) -> "list[tuple[str, TextOrPair]]":
-    """The first texts of a file that say something, each with its place."""
+    """Return the first texts of a file that are not blank, each with its place."""
     pieces = pieces_of(source, text_or_pair)
     lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
     chosen = list(islice((line for line in lines if "".join(line[1]).strip()), most))
@@ -123,7 +123,7 @@ def _check_weights_only(bits: int, calibrate: Path | None, *, weights_only: bool
 
 
 def _metrics(model: Path, data: Path, precision: str, base: Path | None = None) -> dict[str, float]:
-    """The task's metrics, computed in this precision whatever the machine prefers."""
+    """Return the task's metrics on the CPU in this precision."""
     from bertsmith.finetuning.predict import predict_labelled
 
     chosen = cast("Precision", precision)

@@ -1,4 +1,4 @@
-"""`bertsmith recipe`: what presets there are, and every setting of a recipe with its origin."""
+"""`bertsmith recipe`: list the presets, and show every setting of a recipe with its origin."""
 
 import json
 from dataclasses import asdict
@@ -23,12 +23,12 @@ def show(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print every value of a recipe, where it comes from and what it means.
+    """Print every value of a recipe, its origin and its meaning.
 
-    What is printed is a complete recipe file itself: save it, change it, train with it. Your own file needs
-    to say only what differs: it may begin with base = "bert-base" and continue with a few keys.
+    The output is a complete recipe file: save it, change it, train with it. Your own file needs only the
+    differences: it may begin with base = "bert-base" and continue with a few keys.
 
-    Of a task, it is the recipe of its fine-tuning, with the published settings: what --set of finetune takes.
+    For a task, it is the recipe of its fine-tuning, with the published settings, as --set of finetune takes.
 
     Example: bertsmith recipe show bert-tiny --set run.steps=500
 

@@ -1,4 +1,4 @@
-"""`bertsmith serve`: models behind an HTTP port, with a playground."""
+"""`bertsmith serve`: serve models over HTTP, with a playground."""
 
 import logging
 import os
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
     from bertsmith.serve.server_config import ServerConfig
 
 MODEL_NAME = re.compile(r"[\w./-]+")
-"""What can stand in a URL, a log and a list without quotes."""
+"""Pattern of model names that need no quotes in a URL, a log or a list."""
 KEY_VARIABLE = "BERTSMITH_API_KEY"
 KEPT_SHAPES = 64
-"""Shapes of matrix products that each thread keeps prepared, at up to half a megabyte each. By default torch
-keeps 1,024 for every thread of every model, which adds up to gigabytes of memory."""
+"""Maximum number of matrix-product shapes that each thread caches, at up to half a megabyte each.
+
+By default torch caches 1,024 for every thread of every model, which adds up to gigabytes of memory."""
 NAMING = "write NAME=FOLDER, such as sst2=runs/sst2, with letters, digits, . _ / or - in the name"
 
 log = logging.getLogger("bertsmith.serve")
@@ -74,7 +75,7 @@ def serve(
         int | None,
         Option(
             min=1,
-            max=128,  # each takes some descriptors of the process with the models, which begins with 1024
+            max=128,  # each uses some of the model process's file descriptors, 1024 at first
             help="Processes that speak HTTP before the one with the models; else 1, or more for a GPU.",
         ),
     ] = None,
@@ -108,14 +109,14 @@ def serve(
         request_seconds=timeout,
         connections=connections,
     )
-    if platform.machine() == "x86_64":  # elsewhere nobody has measured what it costs
-        os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_SHAPES))  # read when torch is loaded, below
+    if platform.machine() == "x86_64":  # the cost on other machines was not measured
+        os.environ.setdefault("LRU_CACHE_CAPACITY", str(KEPT_SHAPES))  # torch reads it when it loads, below
     if api_key is None:
-        api_key = os.environ.get(KEY_VARIABLE)  # typer takes a blank variable for one that is not set
+        api_key = os.environ.get(KEY_VARIABLE)  # typer ignores a blank variable
     config = ServerConfig(
         models=named_folders(model or []),
         device=device,
-        precision=cast("Precision", precision),  # a model refuses any other as it is opened
+        precision=cast("Precision", precision),  # opening a model rejects any other
         base=base,
         api_key="" if api_key is None else usable_key(api_key),
         allow_origins=tuple(allow_origin or ()),
@@ -165,14 +166,14 @@ def _tell_address(host: str, listening: socket.socket, config: "ServerConfig") -
 
 
 def named_folders(given: list[str]) -> dict[str, Path]:
-    """The folders by their names; the embedded models where none is given."""
+    """Return the folders by model name; the embedded models if no folder is given."""
     if not given:
         return embedded_models()
     folders: dict[str, Path] = {}
     for each in given:
         name, equals, folder = each.partition("=")
         whole = Path(each).expanduser()
-        if not equals or whole.is_dir():  # a folder's name may hold an equals sign
+        if not equals or whole.is_dir():  # a folder's name may contain an equals sign
             name, folder = Path(os.path.normpath(whole.absolute())).name, each
         if not folder:
             raise UserError(f"is {each!r}", where="--model", remedy=NAMING)

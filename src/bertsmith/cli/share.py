@@ -1,4 +1,4 @@
-"""`bertsmith share`: a trained BERT as an ALBERT, whose layers share weights."""
+"""`bertsmith share`: turn a trained BERT into an ALBERT, in which layers share weights."""
 
 from pathlib import Path
 from typing import Annotated, Literal, cast, get_args
@@ -24,12 +24,13 @@ def share(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make an ALBERT of a trained BERT: its layers share weights, and its word table can be narrower.
+    """Turn a trained BERT into an ALBERT: its layers share weights, and its word table can be narrower.
 
-    Only a BERT has the parts of an ALBERT; of another model, distil one (--student albert-base).
+    Only a BERT has the parts of an ALBERT; from another model, distil one (--student albert-base).
 
-    It has to be trained on to be of use: with `bertsmith pretrain --from`, or beside the BERT as its teacher
-    with `bertsmith distill`. A narrower table is made of its principal directions, and has no MLM head yet.
+    The result needs further training: with `bertsmith pretrain --from`, or with the BERT as its teacher in
+    `bertsmith distill`. A narrower table is made of the principal directions of the old one; the model then
+    has an MLM head only after training.
 
     Example: bertsmith share --model MODEL --groups 4 --out models/shared
 

@@ -1,4 +1,4 @@
-"""`bertsmith tag`: the words of a text with their tags, and the names among them."""
+"""`bertsmith tag`: tag the words of a text, and highlight the names among them."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.outputs import Entity, TaggedWord
 
 OUTSIDE = "O"
-"""The tag of a word that is part of nothing (IOB)."""
+"""Tag of a word outside all spans (IOB)."""
 
 
 def tag(
@@ -67,10 +67,10 @@ def tag(
 ) -> None:
     """Tag the words of a text, or of every text of a file.
 
-    Prints each word with its tag and how sure the model is of it. Where the tags mark stretches of words,
-    such as names, the text follows with these highlighted. A text of any length is read in windows. Of a
-    file, each word is a line with its tag and probability, tabs between them, an empty line between texts;
-    with --json, each text is a line.
+    Prints each word with its tag and the tag's probability. If the tags mark spans of words, such as names,
+    the text follows with these highlighted. A text of any length is read in windows. For a file, each word is
+    a line with its tag and probability, tabs between them, an empty line between texts; with --json, each
+    text is a line.
 
     Example: bertsmith tag "She lives in Zürich." --model runs/ner
 
@@ -95,7 +95,7 @@ def tag(
 
 
 def show(text: str, words: "list[TaggedWord]", entities: "list[Entity]", *, as_json: bool) -> None:
-    """Print the words of one text, and the text with what they mark."""
+    """Print the words of one text, and the text with its entities highlighted."""
     if as_json:
         print_json(tags_to_json(words, entities))
         return
@@ -132,7 +132,7 @@ def tag_file(bert: "Bert", source: TextSource, *, as_json: bool) -> None:
 
 
 def word_lines(words: "list[TaggedWord]") -> "list[Text]":
-    """A line for each word: the word, its tag, and how probable it is."""
+    """Return a line for each word: the word, its tag, and the tag's probability."""
     from rich.cells import cell_len
     from rich.text import Text
 
@@ -150,7 +150,7 @@ def word_lines(words: "list[TaggedWord]") -> "list[Text]":
 
 
 def with_entities(text: str, entities: "list[Entity]") -> "Text":
-    """The text with each stretch in the colour of its type, the type behind it in brackets."""
+    """Return the text with each entity in the colour of its type, followed by the type in brackets."""
     types = sorted({each.type for each in entities})
     colours = {kind: COLOURS[index % len(COLOURS)] for index, kind in enumerate(types)}
     drawn, end = highlighted("", []), 0

@@ -1,4 +1,4 @@
-"""`bertsmith tasks`: every task that there is, with its files, metrics and published settings."""
+"""`bertsmith tasks`: list all tasks with their files, metrics and published settings."""
 
 import json
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,7 +55,7 @@ def show(task: "Task") -> None:
 
 
 def plain(task: "Task") -> dict[str, Any]:
-    """A task for machines."""
+    """Return a task in a form for JSON."""
     return {
         "title": task.title,
         "kind": task.kind.name,

@@ -1,6 +1,6 @@
-"""What a command does with its terminal: how it shows progress, and how it ends when it is told to stop.
+"""The terminal of a command: progress as a live line, log lines or JSON, and the end by a signal.
 
-Progress is a live line, log lines or JSON. Ctrl-C, SIGTERM or a closed terminal end a command with one line.
+Ctrl-C, SIGTERM or a closed terminal end a command with one line.
 """
 
 import json
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 
 STOPPED = 130
 STOPS = (signal.SIGTERM, signal.SIGHUP)
-"""What is taken as Ctrl-C: the wish of a launcher, and a terminal that is closed."""
+"""Signals that are treated like Ctrl-C, sent by a launcher or a closed terminal."""
 SECONDS_BETWEEN_LINES, SECONDS_BETWEEN_DRAWINGS = 10.0, 0.1
 STDERR = 2
 Line = Callable[[dict[str, Any]], str]
-"""From a step's numbers to what a person reads."""
+"""Function that formats a step's numbers for a person."""
 
 
 @contextmanager
 def reporting_stops() -> Iterator[None]:
-    """A stop inside ends the command with one line, once what was begun is cleaned up."""
+    """Inside, a stop ends the command with one line, after cleaning up."""
     with stops_as_interrupt():
         try:
             yield
@@ -49,22 +49,22 @@ def reporting_stops() -> Iterator[None]:
 
 @contextmanager
 def stops_as_interrupt() -> Iterator[None]:
-    """While it is open, SIGTERM and SIGHUP are taken as Ctrl-C, so that what was begun is cleaned up.
+    """Inside, treat SIGTERM and SIGHUP like Ctrl-C, so that unfinished work is cleaned up.
 
-    What has a way of its own to stop, such as a training run or a server, puts its handler in place of it.
-    One that is ignored from the start stays so: nohup lets a command outlive its terminal.
+    A training run or a server replaces this handler by its own. A signal that is ignored from the start stays
+    ignored: nohup lets a command outlive its terminal.
     """
     owner = os.getpid()
     before = {number: signal.getsignal(number) for number in STOPS}
     heeded = [number for number in STOPS if before[number] is not signal.SIG_IGN]
 
     def heard(number: int, frame: FrameType | None) -> None:
-        del frame  # wherever it is heard, it is an interrupt
-        if os.getpid() != owner:  # a forked worker, which nobody but its parent sends home
+        del frame  # an interrupt at any place
+        if os.getpid() != owner:  # a forked worker, which its parent ends
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        for each in heeded:  # launchers repeat it, and cleaning up is not to be cut short
+        for each in heeded:  # launchers repeat the signal, which must not interrupt the clean-up
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -79,8 +79,8 @@ def stops_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def reporting_output_errors() -> Iterator[None]:
-    """While it is open, what cannot be printed is reported as an error that the user can fix."""
-    if sys.stdout is None:  # closed before the start: whoever prints knows
+    """Inside, report a failure to print as a user error."""
+    if sys.stdout is None:  # closed before the start
         yield
         return
     plain, named = sys.stdout, cast(TextIO, _NamedWriting(sys.stdout))
@@ -88,26 +88,26 @@ def reporting_output_errors() -> Iterator[None]:
     try:
         yield
     finally:
-        # Where a reader left early, Typer has put a stream there that ends without an error.
+        # If the reader closed the pipe, Typer has replaced the stream by one that ends without an error.
         if sys.stdout is named:
             sys.stdout = plain
 
 
 class _NamedWriting:
-    """A text stream whose writing errors say that it is the standard output."""
+    """A text stream that names the standard output in its writing errors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        """How many characters were written."""
-        if text == "":  # Typer tries a stream with nothing, and where that fails it keeps it to itself
+        """Write text and return the number of characters."""
+        if text == "":  # Typer probes a stream with an empty text and hides a failure
             return 0
         with self._named_errors():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Write what the stream holds."""
+        """Write the buffer of the stream."""
         with self._named_errors():
             self._stream.flush()
 
@@ -118,10 +118,10 @@ class _NamedWriting:
     def _named_errors(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # a reader who has seen enough, which is no error
+        except BrokenPipeError:  # a closed pipe is not an error
             raise
         except OSError as error:
-            # What the stream still holds would be tried, and fail, once more at the very end.
+            # Otherwise the stream's buffer would be written, and fail, once more at the very end.
             with Path(os.devnull).open("wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             what = f"cannot be written ({error.strerror or error})"
@@ -130,22 +130,22 @@ class _NamedWriting:
 
 
 class QuietProgress:
-    """Passes on at once what a signal brings, and says nothing between two lines of metrics."""
+    """Progress that prints messages of signals at once, and nothing between two lines of metrics."""
 
     def on_progress(self, progress: float) -> None:
-        """A step is done."""
+        """Do nothing after a step."""
 
     def on_deadline(self, seconds: float, total: float) -> None:
-        """The run goes by the clock."""
+        """Do nothing for a run with a deadline."""
 
     def on_signal(self, text: str) -> None:
-        """Print a message past all buffers: their owner may have been interrupted while it filled them."""
+        """Print a message past all buffers, because the signal may have interrupted a write to them."""
         with suppress(OSError):
             os.write(STDERR, f"\n{text}\n".encode())
 
 
 class JsonProgress(QuietProgress):
-    """Prints each message and each line of metrics as one JSON object."""
+    """Progress with each message and each line of metrics as one JSON object."""
 
     def on_message(self, text: str) -> None:
         """Print a message."""
@@ -153,13 +153,13 @@ class JsonProgress(QuietProgress):
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         """Print a line of metrics."""
-        # As in metrics.jsonl: a number that is none (a gradient that broke) is null, for JSON knows no NaN.
+        # As in metrics.jsonl: a value that is not finite (from a broken gradient) is null in JSON.
         broken = [name for name, value in values.items() if isinstance(value, float) and not isfinite(value)]
         echo(json.dumps({"progress": round(progress, 6), **values, **dict.fromkeys(broken)}))
 
 
 class LogProgress(QuietProgress):
-    """Prints messages, and now and then a line of metrics, for logs."""
+    """Progress for logs: messages, and a line of metrics every few seconds."""
 
     def __init__(self, line: Line) -> None:
         self.line = line
@@ -170,14 +170,14 @@ class LogProgress(QuietProgress):
         echo(text)
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """Print a line of metrics, unless the last one is only seconds old."""
+        """Print a line of metrics, unless the last one was only seconds ago."""
         if time.monotonic() - self.last_line >= SECONDS_BETWEEN_LINES or progress >= 1:
             self.last_line = time.monotonic()
             echo(f"{progress:6.1%}  {self.line(values)}")
 
 
 class BarProgress(QuietProgress):
-    """Keeps one live line on a terminal, with messages above it."""
+    """Progress as one live line on a terminal, with messages above it."""
 
     def __init__(self, bar: "Progress", line: Line) -> None:
         self.bar, self.line = bar, line
@@ -188,24 +188,24 @@ class BarProgress(QuietProgress):
         self.bar.console.print(text, markup=False, highlight=False)
 
     def on_progress(self, progress: float) -> None:
-        """Move the bar; one that goes by the clock moves by itself."""
+        """Move the bar; a bar with a deadline moves by itself."""
         if not self.bar.tasks[0].fields.get("deadline"):
             self.bar.update(self.task, completed=progress)
 
     def on_deadline(self, seconds: float, total: float) -> None:
-        """Let the bar move by the clock from now on, however long a step or an evaluation takes."""
+        """Let the bar move by the clock from now on, also during a long step or evaluation."""
         self.bar.update(self.task, deadline=time.monotonic() + seconds, seconds=total)
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """Renew the line."""
+        """Update the line."""
         self.bar.update(self.task, description=self.line(values))
         self.on_progress(progress)
 
 
 class NotebookProgress(LogProgress):
-    """Keeps one live line in the output of a notebook's cell, where messages are printed, too.
+    """Progress as one live line in the output of a notebook's cell, which also has the messages.
 
-    It is drawn by IPython alone: what rich draws in a notebook needs ipywidgets, and comes from a thread.
+    It is drawn with IPython only: rich would need ipywidgets in a notebook, and draws from a thread.
     """
 
     def __init__(self, line: Line) -> None:
@@ -216,22 +216,22 @@ class NotebookProgress(LogProgress):
         self._place = shown.display(self._html(self._drawing()), display_id=True)
 
     def on_progress(self, progress: float) -> None:
-        """Move the bar, not more often than anybody can see."""
+        """Move the bar, but not more often than is visible."""
         self.progress = progress
         if time.monotonic() - self.drawn >= SECONDS_BETWEEN_DRAWINGS:
             self.draw()
 
     def on_deadline(self, seconds: float, total: float) -> None:
-        """Let the bar show the time that is spent, whenever it is drawn."""
+        """Let the bar show the spent time from now on."""
         self.deadline = time.monotonic() + seconds, total
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """Renew the line."""
+        """Update the line."""
         self.text = self.line(values)
         self.on_progress(progress)
 
     def draw(self) -> None:
-        """Draw the line as it is now."""
+        """Draw the current line."""
         self.drawn = time.monotonic()
         self._place.update(self._html(self._drawing()))
 
@@ -245,7 +245,7 @@ class NotebookProgress(LogProgress):
 
 @contextmanager
 def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback]":
-    """The progress callback that suits a terminal, a notebook, a log or a machine."""
+    """Yield the progress callback for a terminal, a notebook, a log or a program."""
     if not as_json and _in_notebook():
         notebook = NotebookProgress(line)
         try:
@@ -260,7 +260,7 @@ def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
     class ClockedProgress(Progress):
-        """A bar that looks at the clock each time it is drawn, where a task has a deadline."""
+        """A bar that reads the clock each time it is drawn, if its task has a deadline."""
 
         def get_renderables(self) -> Iterator[RenderableType]:
             for task in self.tasks:
@@ -275,7 +275,7 @@ def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback
 
 
 def _in_notebook() -> bool:
-    """Whether this runs in a notebook: Jupyter's, Colab's or an editor's."""
+    """True if this runs in a notebook: in Jupyter, Colab or an editor."""
     if "IPython" not in sys.modules:
         return False
     from rich.console import Console
@@ -284,7 +284,7 @@ def _in_notebook() -> bool:
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """Format seconds as hours, minutes and seconds."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"

@@ -1,4 +1,4 @@
-"""Files of texts, one a line or one a row of a table, read piece by piece, and the options of tables."""
+"""Files of texts, one per line or per row of a table, read piece by piece, and the options of tables."""
 
 import io
 import math
@@ -48,34 +48,34 @@ SkipBadOption = Annotated[bool, Option("--skip-bad", help="Skip bad lines and co
 
 STANDARD_INPUT = Path("-")
 MAX_LINES, MAX_BYTES = 2048, 1 << 22
-"""Of one piece: enough to sort by length, little enough for any memory."""
+"""Maximum lines and bytes of a piece: enough to sort by length, small enough for any machine."""
 MAX_LINE_BYTES = 1 << 24
 CHUNK_BYTES = 1 << 17
 PATIENCE_SECONDS = 0.1
-"""Lines that are typed, or written by a program now and then, are taken before the next ones come."""
+"""Seconds to wait for more lines before processing those that have arrived."""
 UNPACKERS = {".gz": "zcat", ".bz2": "bzcat", ".xz": "xzcat", ".zst": "zstdcat"}
-"""What prints the text of a packed file, by its suffix."""
+"""Program that prints the text of a compressed file, by its suffix."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextSource:
-    """A file of texts: lines, or a table with the column that holds them."""
+    """A file of texts: lines, or a table with a column of texts."""
 
     path: Path
     text: str = ""
-    """The column of the texts; nothing where each line is one."""
+    """Column of the texts; empty if each line is a text."""
     text2: str = ""
-    """The column of the second texts of pairs."""
+    """Column of the second texts of pairs."""
     form: TableFormat = TableFormat()
     skip_bad: bool = False
 
     @property
     def is_table(self) -> bool:
-        """Whether a column is meant."""
+        """True if the source is a table."""
         return bool(self.text)
 
     def check(self) -> None:
-        """Raise where it is not clear which texts are meant: rows of a table are no texts."""
+        """Raise if the options do not fit the file: a table needs a column, other files must not have one."""
         from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix, column_names
 
         form = self.form
@@ -98,29 +98,29 @@ class TextSource:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some texts of a file."""
+    """Some texts of a file, with their places and errors."""
 
     texts: "list[TextOrPair]"
     numbers: list[int]
-    """Of the line, or of the row in its table, counted from 1."""
+    """Number of each text's line, or row of a table, counted from 1."""
     wheres: list[str]
-    """Where each of them stands, as errors say it."""
+    """Place of each text, for error messages."""
     size: int
-    """Bytes that were read; of a table, rows."""
+    """Number of bytes read; for a table, rows."""
     bad: list[UserError] = field(default_factory=list)
-    """What cannot be taken, where bad lines are to be skipped."""
+    """Errors of the lines that were skipped as bad."""
 
 
 LineReader = Callable[[str], "TextOrPair"]
-"""From a line to its text or pair; a UserError says why it is none."""
+"""Function that parses a line into a text or pair, or raises a UserError."""
 
 
 def pieces_of(
     source: TextSource | Path, read_line: LineReader = str, *, patience: float = math.inf
 ) -> Iterator[Piece]:
-    """The texts of a file, or of the standard input where it is called -, in pieces of bounded size.
+    """Yield the texts of a file, or of the standard input if it is called -, in pieces of bounded size.
 
-    A piece is given `patience` seconds after its first line came, which matters where lines come slowly.
+    If lines arrive slowly, a piece is yielded `patience` seconds after its first line.
     """
     source = TextSource(source) if isinstance(source, Path) else source
     source.check()
@@ -136,12 +136,12 @@ def pieces_of(
 
 
 def lines_of(source: Path) -> list[str]:
-    """All lines of a file, or of the standard input where it is called -."""
+    """Return all lines of a file, or of the standard input if it is called -."""
     return [cast(str, text) for piece in pieces_of(source) for text in piece.texts]
 
 
 def texts_of(given: str, name: str) -> Iterator[tuple[str, str]]:
-    """A text and its name in errors; where the text is -, each line of the standard input and its name."""
+    """Yield the text and its name for errors; if the text is -, each line of the standard input instead."""
     if given != str(STANDARD_INPUT):
         yield name, given
         return
@@ -150,7 +150,7 @@ def texts_of(given: str, name: str) -> Iterator[tuple[str, str]]:
 
 
 def without_unreadable(bert: "Bert", piece: Piece, *, truncate: bool) -> Piece:
-    """A piece without what a model would reject: empty texts, and long ones that are not to be cut."""
+    """Return a piece without the texts that a model rejects: empty ones, and long ones unless `truncate`."""
     kept, bad = [], list(piece.bad)
     for index, text in enumerate(piece.texts):
         try:
@@ -168,27 +168,27 @@ def without_unreadable(bert: "Bert", piece: Piece, *, truncate: bool) -> Piece:
 
 
 def report_skipped(bad: Sequence[UserError]) -> None:
-    """Say how many lines were skipped, and why the first one was; nothing where none was."""
+    """Print the number of skipped lines and the first error, if any line was skipped."""
     if bad:
         echo(f"{len(bad):,} bad lines were skipped, the first one: {bad[0].line()}", err=True)
 
 
 def standard_input() -> BinaryIO:
-    """The bytes of the standard input, where it is open."""
+    """Return the binary standard input; raise if it is closed."""
     if sys.stdin is None:
         raise UserError("is closed", where=name_of(STANDARD_INPUT), remedy="pipe the text in, or name a file")
     return sys.stdin.buffer
 
 
 def check_unpacked(start: bytes, *, where: str) -> None:
-    """Stop at bytes that begin as those of a packed file do."""
+    """Raise if bytes begin like a compressed file."""
     if suffix := compression_of(start):
         remedy = f"unpack it: {UNPACKERS[suffix]} FILE{suffix} | bertsmith ..."
         raise UserError("is compressed", where=where, remedy=remedy)
 
 
 def text_of(written: bytes, *, where: str, encoding: str = "utf-8-sig") -> str:
-    """The text of UTF-8 bytes; some editors put a mark at the very start of a file, which is no text."""
+    """Decode UTF-8 bytes, by default without the byte order mark that some editors write."""
     try:
         return written.decode(encoding)
     except UnicodeDecodeError as error:
@@ -197,19 +197,19 @@ def text_of(written: bytes, *, where: str, encoding: str = "utf-8-sig") -> str:
 
 
 def reading_bar(source: TextSource) -> AbstractContextManager[Callable[[int], None]]:
-    """A bar to advance by the size of each piece, whose end is known where the file's size says it."""
+    """Return a bar to advance by the size of each piece; its end is known if the file's size gives it."""
     path = source.path
     measurable = path.is_file() and path.suffix.lower() not in COMPRESSED_SUFFIXES and not source.is_table
     return progress_bar("reading texts", path.stat().st_size if measurable else None)
 
 
 def name_of(source: Path) -> str:
-    """The file as it is called in errors."""
+    """Return the name of the file in errors."""
     return "standard input" if source == STANDARD_INPUT else str(source)
 
 
 class _Lines:
-    """The lines of a stream as they come: unlike its own `readline`, it knows whether one is here."""
+    """The lines of a stream as they arrive; unlike `readline`, it can tell if a line has arrived."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -218,7 +218,7 @@ class _Lines:
         self._is_over = False
 
     def next(self) -> bytes:
-        """The next line with its end, or all of it that is not too long; nothing at the end."""
+        """Return the next line with its end, cut if it is too long; empty at the end of the stream."""
         while not self._is_here():
             self._receive()
         end = self._held.find(b"\n", self._searched) + 1 or min(len(self._held), MAX_LINE_BYTES + 1)
@@ -228,9 +228,9 @@ class _Lines:
         return line
 
     def is_soon(self, end: float) -> bool:
-        """Whether the next line, or the end of all, is here before that moment."""
+        """True if the next line, or the end of the stream, arrives before this time."""
         while not self._is_here():
-            # Where the wait has no limit, `_receive` does the waiting.
+            # Without a limit, `_receive` waits.
             if not math.isinf(end):
                 ready, _, _ = select([self._stream], [], [], max(0.0, end - time.monotonic()))
                 if not ready:
@@ -241,11 +241,11 @@ class _Lines:
     def _is_here(self) -> bool:
         if self._is_over or self._held.find(b"\n", self._searched) >= 0:
             return True
-        self._searched = len(self._held)  # what has no line end now is not searched again
+        self._searched = len(self._held)  # do not search these bytes again
         return len(self._held) > MAX_LINE_BYTES
 
     def _receive(self) -> None:
-        # As much as a stream holds for itself, or more: then `select` sees all that is still to come.
+        # At least the stream's whole buffer, so that `select` sees all remaining bytes.
         chunk = cast(io.BufferedIOBase, self._stream).read1(CHUNK_BYTES)
         self._held += chunk
         self._is_over = not chunk
@@ -262,7 +262,7 @@ def _line_pieces(source: TextSource, read_line: LineReader, patience: float) -> 
                 where = f"{name_of(path)}:{number}"
                 if number == 1:
                     check_unpacked(line, where=name_of(path))
-                if len(line) > MAX_LINE_BYTES:  # where it ends is not known, so none after it can be taken
+                if len(line) > MAX_LINE_BYTES:  # its end is unknown, so later lines cannot be read
                     what = f"is over {MAX_LINE_BYTES:,} bytes long"
                     raise UserError(what, where=where, remedy="write one text a line")
                 try:
@@ -318,16 +318,16 @@ def _text_of_row(row: "Row", columns: tuple[str, ...]) -> "TextOrPair":
 
 
 def _read(lines: _Lines, patience: float) -> tuple[list[bytes], int]:
-    """The next lines and their bytes together; none at the end of the file."""
+    """Read the next lines, and return them with their total bytes; empty at the end of the file."""
     found: list[bytes] = []
     size, end = 0, math.inf
     while len(found) < MAX_LINES and size < MAX_BYTES and (not found or lines.is_soon(end)):
         line = lines.next()
         if not line:
             break
-        end = end if found else time.monotonic() + patience  # from the first line on, however long that took
+        end = end if found else time.monotonic() + patience  # counted from the first line
         size += len(line)
         found.append(line)
-        if len(line) > MAX_LINE_BYTES:  # it will be rejected: there is no use in reading its rest
+        if len(line) > MAX_LINE_BYTES:  # it will be rejected: do not read its rest
             break
     return found, size

@@ -1,4 +1,4 @@
-"""`bertsmith trim`: a model whose vocabulary has only what a user's texts need."""
+"""`bertsmith trim`: reduce a model's vocabulary to the pieces that a user's texts need."""
 
 from pathlib import Path
 from typing import Annotated
@@ -36,8 +36,8 @@ def trim(
     """Trim the vocabulary of a model to your texts, with its tokenizer: the table of words gets smaller.
 
     Your texts are split into the same pieces as before, and the model computes the same for them. Every
-    character that occurs in them, and ASCII, stays as a piece of its own, so that new words are spelled out
-    of smaller pieces and not unknown. Give texts enough: a piece that never occurs in them is gone.
+    character that occurs in them, and ASCII, is kept as a piece, so that new words are split into smaller
+    pieces and not unknown. Give enough texts: pieces that never occur in them are removed.
 
     A multilingual model shrinks most: of BERT's 119,547 pieces a text in one language needs a fraction.
 

@@ -1,4 +1,4 @@
-"""The base of all verbs: options that take several words, and mistakes reported in one line."""
+"""The base of all verbs: options that take several words, and usage errors in one line."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,41 +10,41 @@ from typer.core import TyperCommand, TyperGroup
 from bertsmith.core.errors import UserError
 
 SEVERAL: dict[str, str] = {"cost": "--models", "layers": "--models"}
-"""For each verb its option that takes all words up to the next option, and not only one."""
+"""Option that takes all words up to the next option, by verb."""
 UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
-"""Click's error of all mistakes in a command's words; Typer gives no name to it."""
+"""Click's usage error, which Typer does not export."""
 
 
 class Verb(TyperCommand):
-    """A command whose options may take several words; what is wrong is one line."""
+    """A command with options that may take several words, and with usage errors in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after naming each value of an option that takes several."""
-        end = args.index("--") if "--" in args else len(args)  # behind it stand no options
+        """Parse the words after repeating the option's name before each of its several values."""
+        end = args.index("--") if "--" in args else len(args)  # only arguments follow
         words = [*_named_each(args[:end], SEVERAL.get(self.name or "")), *args[end:]]
         with mistakes_as_one_line(ctx):
             return super().parse_args(ctx, words)
 
 
 class Verbs(TyperGroup):
-    """A group of commands; what is wrong before any of them is reached is one line, too."""
+    """A group of commands with usage errors in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As Click does it; where no word is given, that is the help, which Click takes for a mistake."""
+        """Parse the words; without any, Click raises its error that prints the help."""
         if not args:
             return super().parse_args(ctx, args)
         with mistakes_as_one_line(ctx):
             return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The command of this name."""
+        """Return the command of this name."""
         with mistakes_as_one_line(ctx):
             return super().resolve_command(ctx, args)
 
 
 @contextmanager
 def mistakes_as_one_line(ctx: Any) -> Iterator[None]:
-    """Make Click's error an error of the user: its own way to say it takes four lines."""
+    """Turn Click's error, which it prints in four lines, into a user error."""
     try:
         yield
     except UsageError as error:
@@ -53,7 +53,7 @@ def mistakes_as_one_line(ctx: Any) -> Iterator[None]:
 
 
 def _named_each(words: list[str], option: str | None) -> list[str]:
-    """The words with this option before each of those that follow it: `--models A B` names both."""
+    """Return the words with this option repeated before each of its values, as in `--models A B`."""
     named: list[str] = []
     follows = False
     for word in words:

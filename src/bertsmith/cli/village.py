@@ -1,7 +1,7 @@
-"""The sample text of the demonstration: a village of few words, and a task whose answers only its text knows.
+"""The demonstration's sample text about a village, and a task that requires knowledge from this text.
 
-The labelled sentences for training and those for development share no tool, material or product: who has not
-read the text cannot know to which trade a word of the development set belongs.
+The labelled sentences for training and for development do not share a tool, material or product. Only the
+text tells which trade a word of the development set belongs to.
 """
 
 import csv
@@ -44,7 +44,7 @@ algorithm = "muon"
 peak_lr = 0.02
 warmup_fraction = 0.05
 """
-"""A tiny BERT for the text below, in some hundred steps."""
+"""Recipe of a tiny BERT for the text below, trained for some hundred steps."""
 DOCUMENTS, LABELLED = 900, 96
 SENTENCES = (5, 9)
 NAMES = ("Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "Ida", "Jonas", "Karla", "Leo")
@@ -52,7 +52,7 @@ NAMES = ("Anna", "Boris", "Clara", "David", "Emma", "Felix", "Greta", "Henry", "
 
 @dataclass(frozen=True, slots=True)
 class Trade:
-    """Somebody's work, and the words that belong to it."""
+    """A trade, and the words that belong to it."""
 
     worker: str
     place: str
@@ -122,7 +122,7 @@ ASKED = (
 
 
 def write_village(folder: Path) -> None:
-    """Put the text, the recipe and the tables of the task into a folder."""
+    """Write the text, the recipe and the tables of the task into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "village.txt", village_text())
     write_text(folder / "village.toml", RECIPE)
@@ -131,13 +131,13 @@ def write_village(folder: Path) -> None:
 
 
 def village_text() -> str:
-    """Documents about the people of the village, an empty line between them."""
+    """Return documents about the people of the village, separated by empty lines."""
     chance = random.Random(SEED)
     return "\n".join(_document(chance) for _ in range(DOCUMENTS))
 
 
 def labelled_sentences() -> dict[str, str]:
-    """The task as tables in CSV, train and dev: of which worker does a sentence speak?"""
+    """Return the task as CSV tables, train and dev; the label is the worker that a sentence is about."""
     chance = random.Random(SEED + 1)
     return {"train": _table(chance, slice(0, 2)), "dev": _table(chance, slice(2, 4))}
 
@@ -159,7 +159,7 @@ def _table(chance: random.Random, part: slice) -> str:
 
 
 def _words(trade: Trade, chance: random.Random, part: slice) -> dict[str, str]:
-    """A word for each blank of a sentence, of this part of a trade's words."""
+    """Return a word for each blank of a sentence, from this part of a trade's words."""
     tool, other_tool = chance.sample(trade.tools[part], 2)
     material, other_material = chance.sample(trade.materials[part], 2)
     product, other_product = chance.sample(trade.products[part], 2)

@@ -54,8 +54,8 @@ def vocab(  # noqa: PLR0913 - the options of a command
 ) -> None:
     """Learn a vocabulary from text.
 
-    Writes a tokenizer folder that bertsmith and the Hugging Face tools open, and says how many tokens a word
-    takes on documents it was not learned from. The same text gives the same files on any number of workers.
+    Writes a tokenizer folder that bertsmith and the Hugging Face tools open, and prints the tokens per word
+    on held-out documents. The same text gives the same files on any number of workers.
 
     Examples: bertsmith vocab corpus/*.txt.xz --size 30522 --out vocab/,
     bertsmith vocab corpus/*.txt.xz --kind unigram --size 30000 --out albert-vocab/
@@ -85,14 +85,14 @@ def vocab(  # noqa: PLR0913 - the options of a command
 
 
 def texts_of(block: "Block") -> Iterator[str]:
-    """The texts of a block's documents."""
+    """Return the texts of a block's documents."""
     from bertsmith.corpus.readers import documents_of
 
     return (document.text for document in documents_of(block))
 
 
 def watched(blocks: "Iterable[Block]", advance: Callable[[int], None]) -> "Iterator[Block]":
-    """The blocks, each reported as it passes."""
+    """Yield the blocks, reporting the bytes of each."""
     for block in blocks:
         advance(block.file_bytes)
         yield block
@@ -113,7 +113,7 @@ def show_table(out: Path, report: "VocabularyReport", seconds: float) -> None:
     table.add_row("wrote", f"{out} in {seconds:,.1f} s")
     table.add_row("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")
     if report.pieces < report.pieces_asked_for:
-        # Of a unigram vocabulary no pairs are joined, so that --min-count says nothing about it.
+        # A unigram vocabulary does not join pairs, so that --min-count does not apply.
         remedy = "give more text, or a lower --min-count where pairs are joined"
         why = f"no other piece is seen often enough; {remedy}"
         table.add_row("", f"fewer than {report.pieces_asked_for:,}: {why}")

@@ -16,7 +16,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -48,9 +48,8 @@ def reporting_missing_homes(given: Path | str) -> Iterator[None]:
 def atomic_path(target: Path) -> Iterator[Path]:
     """A temporary path beside the target that takes the target's name only if the block succeeds."""
     temporary = _partial(target, target.parent)
-    with reporting_write_errors(target, hidden=temporary):
-        # Beside the target, and so on the same disk: only there is a rename one step, all or nothing.
-        target.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, and so on the same disk: only there is a rename one step, all or nothing.
+    with reporting_write_errors(target, hidden=temporary), made_folder(target.parent):
         try:
             temporary.touch(mode=0o600, exist_ok=False)  # private until it is complete
             with marked_in_use(temporary):
@@ -70,10 +69,10 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
     """
     with reporting_write_errors(target):
         # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
+        _remove_leftovers(target)
         parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
     temporary = _partial(target, parent)
-    with reporting_write_errors(target, hidden=temporary):
-        parent.mkdir(parents=True, exist_ok=True)
+    with reporting_write_errors(target, hidden=temporary), made_folder(parent):
         try:
             temporary.mkdir(mode=0o700)  # private until it is complete
             # The mark ends with this process, however it ends: `check_not_taken` removes what has none.
@@ -95,6 +94,24 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
                 reach_the_disk(parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def made_folder(folder: Path) -> Iterator[None]:
+    """Make a folder with those above it; the new ones that are empty in the end are removed."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    finally:
+        remove_empty(missing)
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove folders, the deepest first, but none in which somebody has put something."""
+    for folder in folders:
+        with suppress(OSError):
+            folder.rmdir()
 
 
 def reach_the_disk(path: Path) -> None:
@@ -127,18 +144,25 @@ def new_folder(target: Path, *, option: str = "--out") -> Iterator[Path]:
 def check_not_taken(folder: Path, *, option: str = "--out") -> None:
     """Raise if anything stands where a folder is to be written; what killed programs left is removed."""
     with reporting_write_errors(folder):
-        name = re.compile(rf"\.{re.escape(folder.name)}\.[0-9a-f]{{8}}\.partial")
-        # Both of the folders in which `atomic_folder` may have begun.
-        for parent in [each for each in (folder, folder.parent) if each.is_dir()]:
-            for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
-                if (in_use := is_in_use(path)) is False:
-                    shutil.rmtree(path, ignore_errors=True)
-                elif in_use:
-                    remedy = f"wait for it, or choose another {option}"
-                    raise UserError("is being written by another process", where=str(folder), remedy=remedy)
+        if _remove_leftovers(folder):
+            remedy = f"wait for it, or choose another {option}"
+            raise UserError("is being written by another process", where=str(folder), remedy=remedy)
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             remedy = f"choose another {option}, or remove it first"
             raise UserError("is there already", where=str(folder), remedy=remedy)
+
+
+def _remove_leftovers(target: Path) -> bool:
+    """Remove what killed programs left of a folder; True if a process is writing it now."""
+    name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
+    found = []
+    # Both of the folders in which `atomic_folder` may have begun.
+    for parent in [each for each in (target, target.parent) if each.is_dir()]:
+        for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
+            found.append(is_in_use(path))
+            if found[-1] is False:
+                shutil.rmtree(path, ignore_errors=True)
+    return True in found
 
 
 def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:

@@ -1,8 +1,8 @@
-"""Building a token store: blocks of text go to the workers, their results come back in order and are written.
+"""Build a token store: workers prepare blocks of text; this process writes the results in order.
 
     read_blocks -> prepare_block, in the workers -> DuplicateFilter -> StoreWriter
 
-A worker prepares a block (cleaning, decontamination, sentences, tokens) without knowledge of any other; what
+A worker prepares a block (cleaning, decontamination, sentences, tokens) independently of others. Work that
 depends on the order of documents (duplicates, the files) is done by this process. So the store does not
 depend on the workers.
 """
@@ -53,7 +53,7 @@ SentenceRule = Literal["split", "line"]
 
 @dataclass(frozen=True, slots=True)
 class CorpusSettings:
-    """All that decides, with the text and the tokenizer, what a store holds."""
+    """All settings that, with the text and the tokenizer, decide the contents of a store."""
 
     format: TextFormat = "auto"
     field: str = "text"
@@ -69,7 +69,7 @@ class CorpusSettings:
 
 @dataclass(frozen=True, slots=True)
 class PipelineResources:
-    """What a worker's state is made from; it is pickled to other processes and other machines."""
+    """Inputs of a worker's state; pickled to other processes and other machines."""
 
     tokenizer: Tokenizer
     settings: CorpusSettings
@@ -78,7 +78,7 @@ class PipelineResources:
 
 
 def load_resources(tokenizer: Tokenizer, settings: CorpusSettings) -> PipelineResources:
-    """The resources of a pipeline, with all files read that the settings name."""
+    """Read all files named in the settings and return the resources of a pipeline."""
     return PipelineResources(
         tokenizer=tokenizer,
         settings=settings,
@@ -88,7 +88,7 @@ def load_resources(tokenizer: Tokenizer, settings: CorpusSettings) -> PipelineRe
 
 
 class PipelineState:
-    """What one worker prepares blocks with."""
+    """State of one worker that prepares blocks."""
 
     def __init__(self, resources: PipelineResources) -> None:
         self.settings, self.task_texts = resources.settings, resources.task_texts
@@ -98,10 +98,10 @@ class PipelineState:
 
 @dataclass(frozen=True, slots=True)
 class PreparedBlock:
-    """The documents of a block that were kept, and what became of the others."""
+    """The kept documents of a block, and counts of the dropped ones."""
 
     documents: TokenisedDocuments
-    words: NDArray[np.int64]  # of each document, as the tokenizer cuts them
+    words: NDArray[np.int64]  # per document, as split by the tokenizer
     fingerprints: Sequence[bytes]
     signatures: Sequence[Signature | None]
     dropped: Mapping[str, int]  # documents by reason
@@ -109,14 +109,14 @@ class PreparedBlock:
     file_bytes: int  # read from disk for this block
 
 
-# Measured on English Wikipedia: xz packs it 3.7 times, and a byte of it takes 0.5 bytes of a store.
+# Measured on English Wikipedia: xz compresses it 3.7 times, and each byte of it takes 0.5 bytes in a store.
 _UNPACKED_PER_PACKED = 3.5
 _STORED_PER_BYTE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class CorpusReport:
-    """What a store holds, what was dropped, and how long it took."""
+    """Contents of a store, dropped documents, and the time taken."""
 
     out: Path
     documents: int
@@ -125,16 +125,16 @@ class CorpusReport:
     tokens_per_word: float
     unknown_rate: float | None  # None: the vocabulary has no unknown token
     marked: dict[str, int]  # phrases and entities; empty without a lexicon
-    added_words: int  # to the vocabulary
+    added_words: int  # added to the vocabulary
     dropped: dict[str, int]  # documents by reason
-    task_files: dict[str, dict[str, int]]  # texts looked for, and texts too short to tell
+    task_files: dict[str, dict[str, int]]  # numbers of texts searched for, and too short to search for
     seconds: float
     megabytes_per_second: float  # of text
 
 
 @dataclass(slots=True)
 class _Counts:
-    """What is counted while blocks are written."""
+    """Counts gathered while blocks are written."""
 
     words: int = 0
     text_bytes: int = 0
@@ -145,7 +145,7 @@ class _Counts:
 def build_store(
     sources: Sequence[str], out: Path, *, vocabulary: Path, settings: CorpusSettings, workers: Workers
 ) -> CorpusReport:
-    """Write the store of these texts; the same bytes for any number of workers."""
+    """Write the store of these texts; the bytes are the same for any number of workers."""
     started = time.monotonic()
     check_not_taken(out)
     check_language(settings.language)
@@ -163,7 +163,7 @@ def build_store(
             reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
             remedy = f"all documents were dropped: {reasons}" if reasons else "the sources hold no text"
             raise UserError("nothing is left to store", where=", ".join(sources), remedy=remedy)
-        # Nothing that depends on the machine: the manifest, too, is the same wherever the store is made.
+        # Nothing that depends on the machine, so that the manifest is the same wherever the store is made.
         task_files = resources.task_texts.files if resources.task_texts else ()
         summary: dict[str, Any] = {
             "tokens_per_word": writer.tokens / counts.words,
@@ -201,7 +201,7 @@ def _write_all(
         closing(results_in_order(blocks, job, workers)) as results,
     ):
         for block in results:
-            # Which of two duplicates stays depends on the order of documents, so it is decided here.
+            # Which of two duplicates to keep depends on the order of documents, so this process decides.
             prints = zip(block.fingerprints, block.signatures, strict=True)
             wanted = np.array([not duplicates.is_duplicate(*each) for each in prints], np.bool_)
             documents = block.documents.only(wanted)
@@ -219,12 +219,12 @@ def _write_all(
 def _unknown_rate(writer: StoreWriter, tokenizer: Tokenizer) -> float | None:
     try:
         return int(writer.token_counts[tokenizer.unknown_id]) / writer.tokens
-    except UserError:  # byte-level vocabularies can do without an unknown token
+    except UserError:  # byte-level vocabularies may lack an unknown token
         return None
 
 
 def _check_disk(files: Sequence[Path], out: Path) -> None:
-    """Raise before the work if the disk cannot hold the store; an estimate, on the low side."""
+    """Raise early if the disk cannot hold the store; the estimate is on the low side."""
     sizes = [(file, file.stat().st_size) for file in files if file.is_file()]
     needed = _STORED_PER_BYTE * sum(
         size * (_UNPACKED_PER_PACKED if file.suffix.lower() in COMPRESSED_SUFFIXES else 1)
@@ -232,7 +232,7 @@ def _check_disk(files: Sequence[Path], out: Path) -> None:
     )
     existing = next(folder for folder in (out, *out.absolute().parents) if folder.is_dir())
     disk = shutil.disk_usage(existing)
-    if disk.total and needed > disk.free:  # /proc and the like are of no size
+    if disk.total and needed > disk.free:  # /proc and similar file systems report size 0
         what = f"about {needed / 1e9:,.3f} GB are needed there and {disk.free / 1e9:,.3f} GB are free"
         raise UserError(what, where=str(out), remedy="make room, or choose another --out")
 
@@ -241,7 +241,7 @@ def _check_disk(files: Sequence[Path], out: Path) -> None:
 
 
 def prepare_block(block: Block, state: PipelineState) -> PreparedBlock:
-    """The documents of a block as tokens, without those that are dropped for their own sake."""
+    """Return the documents of a block as tokens, without those dropped on their own account."""
     dropped: Counter[str] = Counter()
     kept: list[Document] = []
     for document in documents_of(block):
@@ -271,7 +271,7 @@ def prepare_block(block: Block, state: PipelineState) -> PreparedBlock:
 def _tokenise(
     documents: Sequence[Document], state: PipelineState
 ) -> tuple[TokenisedDocuments, NDArray[np.int64]]:
-    """The documents as tokens, but for those without any, and how many words each document has."""
+    """Return the documents as tokens, without empty ones, and the number of words in each document."""
     sentences = [document.text.split("\n") for document in documents]
     if state.settings.sentences == "split":
         language = state.settings.language
@@ -279,8 +279,8 @@ def _tokenise(
             [sentence for line in lines for sentence in spaced_sentences(line, language=language)]
             for lines in sentences
         ]
-    # All sentences of the block in one call: the encoder works on whole arrays, and is the faster the longer
-    # they are. What belongs together is told by lengths afterwards.
+    # All sentences of the block in one call: the encoder works on whole arrays, and longer arrays are faster.
+    # The lengths divide the result into sentences and documents again.
     encoded = state.encoder.encode_many([sentence for group in sentences for sentence in group])
     document_of = np.repeat(np.arange(len(documents)), [len(group) for group in sentences])
     is_full = encoded.lengths > 0

@@ -1,7 +1,7 @@
-"""Cleaning a document: repairing wrongly decoded text, and dropping what is too short or no prose.
+"""Document cleaning: repair wrongly decoded text, and drop documents that are too short or not prose.
 
-The rules for junk need no language: they look at characters and lines only. Those of Gopher (Rae et al. 2021,
-appendix A.1) keep its numbers; the others are ours, set far from what running text shows in any script.
+The junk rules do not depend on the language: they look at characters and lines only. The rules from Gopher
+(Rae et al. 2021, appendix A.1) keep its numbers; ours have limits far from running text in any script.
 """
 
 from collections import Counter
@@ -18,23 +18,23 @@ DropReason = Literal[
     "short", "junk: few letters", "junk: symbols", "junk: long words", "junk: repeated lines", "junk: lists"
 ]
 
-MIN_LETTERS = 0.6  # of all characters but spaces; prose has above 0.85, a table of numbers under 0.4
-MAX_SYMBOLS = 0.1  # of all characters but spaces; Gopher allows as many hashes and ellipses for each word
-SYMBOLS_AMONG_PUNCTUATION = "#*@\\_{}"  # Unicode counts them as punctuation
+MIN_LETTERS = 0.6  # of all characters except spaces; prose has above 0.85, a table of numbers under 0.4
+MAX_SYMBOLS = 0.1  # of all characters except spaces; Gopher allows as many hashes and ellipses per word
+SYMBOLS_AMONG_PUNCTUATION = "#*@\\_{}"  # punctuation according to Unicode
 LONG_WORD = (
     50  # of ASCII: addresses, encoded bytes. Scripts without spaces have longer ones and are not ASCII
 )
-MAX_IN_LONG_WORDS = 0.3  # of all characters but spaces
-MAX_REPEATED_LINES = 0.3  # Gopher: lines that stood before, of all lines
-MAX_REPEATED_CHARACTERS = 0.2  # Gopher: their characters, of all characters
-MAX_LIST_LINES = 0.9  # Gopher: lines that begin with a bullet; here also rows of a table
-MIN_LIST = 3  # lines; fewer are no list
+MAX_IN_LONG_WORDS = 0.3  # of all characters except spaces
+MAX_REPEATED_LINES = 0.3  # Gopher: repeated lines, of all lines
+MAX_REPEATED_CHARACTERS = 0.2  # Gopher: characters of repeated lines, of all characters
+MAX_LIST_LINES = 0.9  # Gopher: lines that begin with a bullet; here also table rows
+MIN_LIST = 3  # lines; fewer are not a list
 BULLETS = ("- ", "* ", "•", "‣", "▪", "●", "◦", "·", "|")
 
 
 @dataclass(frozen=True, slots=True)
 class Cleaning:
-    """What is repaired and what is dropped."""
+    """Settings: what to repair and what to drop."""
 
     repair_mojibake: bool = False
     minimum_characters: int = 0
@@ -42,7 +42,7 @@ class Cleaning:
 
 
 def clean_document(document: Document, cleaning: Cleaning) -> Document | DropReason:
-    """The document, repaired where asked, or why it is dropped."""
+    """Return the document, repaired if requested, or the reason for dropping it."""
     if cleaning.repair_mojibake:
         document = Document(repaired(document.text), document.where)
     if len(document.text) < max(cleaning.minimum_characters, 1):
@@ -51,20 +51,20 @@ def clean_document(document: Document, cleaning: Cleaning) -> Document | DropRea
 
 
 def repaired(text: str) -> str:
-    """The text with wrongly decoded characters put right (`schÃ¶n`), line by line."""
+    """Repair wrongly decoded characters (`schÃ¶n`), line by line."""
     if text.isascii():
         return text
     try:
         from ftfy import fix_encoding
     except ImportError as error:
         raise UserError("repairing text needs ftfy", remedy="pip install 'bertsmith[data]'") from error
-    # Line by line: one good line with other characters would keep a whole text from being repaired.
+    # Line by line: ftfy repairs nothing in a text if one line is correct and has other characters.
     lines = text.split("\n")
     return tidied("\n".join(line if line.isascii() else fix_encoding(line) for line in lines))
 
 
 def junk_reason(text: str) -> DropReason | None:
-    """Why a text is no prose, or None."""
+    """Return the reason why a text is not prose, or None."""
     codes, lines = codes_of(text), text.split("\n")
     counts = np.bincount(class_table().take(codes), minlength=SYMBOL + 1)
     total = len(codes) - counts[SPACE]
@@ -72,7 +72,7 @@ def junk_reason(text: str) -> DropReason | None:
         return "junk: few letters"
     if counts[SYMBOL] + sum(map(text.count, SYMBOLS_AMONG_PUNCTUATION)) > MAX_SYMBOLS * total:
         return "junk: symbols"
-    # A long word is a stretch of visible ASCII; whatever else there is breaks it.
+    # A long word is a stretch of visible ASCII; any other character ends it.
     breaks = np.flatnonzero((codes <= ord(" ")) | (codes > ord("~")))
     lengths = np.diff(breaks, prepend=-1, append=len(codes)) - 1
     if lengths[lengths >= LONG_WORD].sum() > MAX_IN_LONG_WORDS * total:

@@ -1,8 +1,8 @@
-"""Finding the texts of a task in a corpus, so that a model is not trained on what it will be tested with.
+"""Decontamination: find the texts of a task in a corpus, so that no model is trained on its test data.
 
-As Brown et al. 2020 (appendix C) did for GPT-3: texts are compared as runs of 13 words, in lower case and
-without punctuation; a text of 8 to 12 words must occur whole; shorter ones occur by chance and do not count.
-In a script without spaces, where a character is a word, a run has as many characters as 13 words take.
+Brown et al. 2020 (appendix C) did this for GPT-3: texts are compared as runs of 13 words, in lower case and
+without punctuation. A text of 8 to 12 words must occur whole; shorter texts occur by chance and are ignored.
+In scripts without spaces each character counts as a word; runs are as long as 13 words are in characters.
 """
 
 import csv
@@ -33,7 +33,7 @@ _TEXTS_AT_ONCE = 4096
 
 @dataclass(frozen=True, slots=True)
 class TaskFile:
-    """A task's file: how many of its different texts can be found in a corpus, how many are too short."""
+    """A task's file: the number of its distinct texts that can be searched for, and of those too short."""
 
     name: str
     texts: int
@@ -42,7 +42,7 @@ class TaskFile:
 
 @dataclass(frozen=True, slots=True)
 class TaskTexts:
-    """The texts of tasks, and an index of their runs by length."""
+    """The texts of tasks, with an index of their runs by length."""
 
     files: tuple[TaskFile, ...]
     texts: tuple[str, ...]
@@ -52,27 +52,27 @@ class TaskTexts:
 
     @classmethod
     def read(cls, paths: Sequence[Path]) -> "TaskTexts":
-        """The texts of all files: every cell of a table, every string of JSON, every line of a plain text."""
+        """Read the texts of all files: each cell of a table, each string of JSON, each line of plain text."""
         found = _Found()
         files = tuple(found.add(path) for path in paths)
         file_of_text = np.repeat(np.arange(len(files), dtype=np.int32), [file.texts for file in files])
         runs = {}
         for length in sorted(found.runs):
             hashes, texts, firsts = map(np.concatenate, zip(*found.runs[length], strict=True))
-            ascending, order = np.unique(hashes, return_index=True)  # of equal runs the first counts
+            ascending, order = np.unique(hashes, return_index=True)  # the first of equal runs is used
             runs[length] = _Runs(ascending, texts[order].astype(np.int32), firsts[order].astype(np.int32))
         prefixes = np.concatenate([np.empty(0, np.uint64), *found.prefixes])
         return cls(files, tuple(found.texts), file_of_text, runs, _Prefixes.of(prefixes))
 
     def match(self, text: str) -> str | None:
-        """The name of the file whose text occurs first in this text, if any does."""
+        """Return the name of the task file whose text occurs first in this text, or None."""
         words = words_of(text)
         for index in self.prefixes.indices(words.hashes):
             for length, runs in self.runs.items():
                 if index + length > len(words):
                     continue
                 run = runs.find(run_hash(words.hashes[index : index + length]))
-                # Equal hashes are no proof; equal words are.
+                # Equal hashes do not prove a match; equal words do.
                 if run and words.run(index, length) == words_of(self.texts[run.text]).run(run.first, length):
                     return self.files[int(self.file_of_text[run.text])].name
         return None
@@ -85,14 +85,14 @@ class _Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Runs:
-    """The runs of one length: their hashes in ascending order, and the text and the word each begins with."""
+    """The runs of one length: their hashes in ascending order, and the text and the word of each start."""
 
     hashes: Hashes
     texts: NDArray[np.int32]
     firsts: NDArray[np.int32]
 
     def find(self, run: np.uint64) -> _Run | None:
-        """Where the run with this hash stands, if there is one."""
+        """Return the text and first word of the run with this hash, or None."""
         at = int(np.searchsorted(self.hashes, run))
         if at == len(self.hashes) or self.hashes[at] != run:
             return None
@@ -101,26 +101,26 @@ class _Runs:
 
 @dataclass(frozen=True, slots=True)
 class _Prefixes:
-    """The first words of all runs of all lengths: the one thing that every text is searched for."""
+    """The first MIN_WORDS words of all runs of all lengths; every text is searched for these only."""
 
     hashes: Hashes
-    maybe: NDArray[np.bool_]  # by the upper bits of a hash: whether any prefix has them
+    maybe: NDArray[np.bool_]  # by the upper bits of a hash: True if any prefix has these bits
 
     @classmethod
     def of(cls, hashes: Hashes) -> "_Prefixes":
-        """An index of these hashes of MIN_WORDS words."""
-        # 16 slots or more for each, so that few runs of other texts find theirs taken; 64 MiB at most.
+        """Build an index of these hashes of MIN_WORDS words."""
+        # At least 16 slots per hash, so that few other runs hit a used slot; 64 MiB at most.
         slots = 1 << int(np.clip(16 * len(hashes), 1 << 12, 1 << 26) - 1).bit_length()
         maybe = np.zeros(slots, bool)
         maybe[_upper_bits(hashes, slots)] = True
         return cls(np.unique(hashes), maybe)
 
     def indices(self, words: Hashes) -> list[int]:
-        """Where in a text a run may begin."""
+        """Return the indices in a text at which a run may begin."""
         if len(words) < MIN_WORDS or not len(self.hashes):
             return []
         hashes = run_hashes(words, MIN_WORDS)
-        # One look into a table rules out nearly all; a binary search for each would be slower.
+        # One table lookup rules out nearly all of them; a binary search for each would be slower.
         indices = np.flatnonzero(self.maybe.take(_upper_bits(hashes, len(self.maybe))))
         nearest = np.searchsorted(self.hashes, hashes[indices]).clip(max=len(self.hashes) - 1)
         return [int(index) for index in indices[self.hashes[nearest] == hashes[indices]]]
@@ -139,7 +139,7 @@ class _Found:
         self.prefixes: list[Hashes] = []
 
     def add(self, path: Path) -> TaskFile:
-        """Gather the texts of a file; how many were long enough."""
+        """Gather the texts of a file, and count those that were long enough."""
         strings = [" ".join(string.split("\n")) for string in task_strings(path)]
         before = len(self.texts)
         for start in range(0, len(strings), _TEXTS_AT_ONCE):
@@ -148,18 +148,18 @@ class _Found:
         return TaskFile(str(path), used, len(strings) - used)
 
     def _add_lines(self, strings: list[str]) -> None:
-        # Many texts as the lines of one, so that all their words are hashed at once; a run that begins on one
-        # line and ends on another is no run of a text.
+        # Many texts as the lines of one, so that all their words are hashed at once. A run that crosses a
+        # line end is not a run of any text.
         words = words_of("\n".join(strings))
         lines = words.lines()
         counts = np.bincount(lines, minlength=len(strings))
-        # A text of which more than half is in a script without spaces is counted in that script's characters.
+        # If more than half of a text is in a script without spaces, count that script's characters.
         characters = words.characters_per_word()
         scales = np.ones(len(counts), np.int64)
         for scale in np.unique(characters[characters > 1]).tolist():
             alike = np.bincount(lines, weights=characters == scale, minlength=len(counts))
             scales[2 * alike > counts] = scale
-        # The length of each text's runs: 13 words, or all of a text of 8 to 12; 0 if it is too short.
+        # Length of each text's runs: 13 words, or all words of a text of 8 to 12; 0 if it is too short.
         lengths = np.where(counts < MIN_WORDS * scales, 0, np.minimum(counts, RUN_WORDS * scales))
         numbers = len(self.texts) + np.cumsum(lengths > 0) - 1
         begins = np.cumsum(counts) - counts
@@ -178,7 +178,7 @@ _NOT_SPACE = re.compile(r"\S")
 
 
 def task_strings(path: Path) -> list[str]:
-    """The different strings of a task's file that hold a letter, in the order of their first appearance."""
+    """Return the distinct strings with a letter in a task's file, in order of first appearance."""
     name = path.with_suffix("") if path.suffix.lower() in COMPRESSED_SUFFIXES else path
     suffix = name.suffix.lower()
     if suffix in (".parquet", ".pq"):
@@ -197,9 +197,9 @@ def task_strings(path: Path) -> list[str]:
 
 
 def _cells(text: str, where: str) -> Iterator[str]:
-    """Lines of plain text, and cells where tabs part a line; in GLUE's tables a quote is a character.
+    """Yield lines of plain text, cut into cells at tabs; in GLUE's tables a quote is a character.
 
-    Where every line is a word with its tag, the sentences.
+    If every line is a word with its tag, yield the sentences instead.
     """
     del where  # any text is a table of one column
     for pattern in _WORD_LINES:
@@ -211,15 +211,15 @@ def _cells(text: str, where: str) -> Iterator[str]:
 
 
 _WORD_LINES = (
-    re.compile(r"(?P<word>\S+)[\t ](?:.*[\t ])?(?:O|[BIESLU]-\S+)\s*"),  # CoNLL-2003 and its likes
+    re.compile(r"(?P<word>\S+)[\t ](?:.*[\t ])?(?:O|[BIESLU]-\S+)\s*"),  # CoNLL-2003 and similar
     re.compile(r"\d+(?:[-.]\d+)?\t(?P<word>[^\t]+)(?:\t[^\t]*+){8}\s*"),  # CoNLL-U
 )
-"""A line of one word with its tags."""
+"""Line formats with one word and its tags."""
 _LINES_LOOKED_AT = 200
 
 
 def _word_lines(text: str) -> Iterator[str]:
-    """Lines of words; between them are empty ones, comments and marks of documents."""
+    """Yield the lines with words, without empty lines, comments and document marks."""
     lines = (line for line in text.splitlines() if line.strip())
     return (line for line in lines if not line.startswith(("# ", "-DOCSTART-")))
 
@@ -242,7 +242,7 @@ def _quoted_cells(text: str, where: str) -> Iterator[str]:
 
 
 def _json_strings(text: str, where: str) -> Iterator[str]:
-    """Strings of one JSON value or of many, one a line."""
+    """Yield the strings of one JSON value, or of many, one per line."""
     decoder, start = json.JSONDecoder(), 0
     while (found := _NOT_SPACE.search(text, start)) is not None:
         start = found.start()
@@ -252,7 +252,7 @@ def _json_strings(text: str, where: str) -> Iterator[str]:
             line = text.count("\n", 0, start) + 1
             what, remedy = f"is not valid JSON ({error})", "mend the file or leave it out"
             raise UserError(what, where=f"{where}:{line}", remedy=remedy) from error
-        # The leaves of the value from left to right, by a stack of what is still to be opened.
+        # The leaves of the value from left to right, with a stack of values still to open.
         waiting: list[Any] = [value]
         while waiting:
             value = waiting.pop()

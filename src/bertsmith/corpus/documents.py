@@ -1,4 +1,4 @@
-"""Blocks of raw text, the documents in them, and their sentences: the part of reading that workers do."""
+"""Documents and sentences of raw text blocks: the part of reading that workers do."""
 
 import html
 import json
@@ -12,14 +12,14 @@ from sentencex import segment  # type: ignore[import-untyped]
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate
 
-# Of UTF-8: a longer document is cut at line ends into several, so that memory stays flat.
+# In UTF-8: a longer document is cut into several at line ends, to bound the memory.
 DOCUMENT_BYTES = 4 << 20
 
 Layout = Literal["text", "jsonl", "parquet", "wiki"]
 EncodingErrors = Literal["strict", "replace"]
-SEGMENTED = 1 << 12  # characters that are split into sentences at once
-# Those for which sentencex 1.0 has rules of their own (a file each in its src/languages). For others it takes
-# the rules of a related language, and where it knows of none, those of English.
+SEGMENTED = 1 << 12  # maximum characters passed to the sentence splitter at once
+# Languages with rules in sentencex 1.0 (one file each in its src/languages). For others it uses the rules of
+# a related language, or of English if it has none.
 _WITH_RULES = re.compile(
     "am|ar|bg|bn|ca|da|de|el|en|es|fi|fr|gu|hi|hy|it|ja|kk|kn|ml|mr|my|nl|pa|pl|pt|ru|sk|ta|te|uk"
 )
@@ -27,7 +27,7 @@ _WITH_RULES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text of stripped lines, none of them empty, and where it stands (`part-0.txt.xz:1234`)."""
+    """A text of stripped, non-empty lines, and its location (`part-0.txt.xz:1234`)."""
 
     text: str
     where: str
@@ -35,7 +35,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a file is read: its layout, the field of a record that holds the text, what invalid UTF-8 means."""
+    """Settings for reading a file: its layout, the record field with the text, the action on bad UTF-8."""
 
     layout: Layout
     field: str = "text"
@@ -51,15 +51,15 @@ class Block:
     first_line: int  # of the file, from 1; a row in a Parquet file
     first_byte: int  # of the unpacked file
     reading: Reading
-    row_ends: tuple[int, ...] = ()  # Parquet only: where each row's text ends in the content
-    file_bytes: int = 0  # of the file on disk read for this block, for a progress bar
+    row_ends: tuple[int, ...] = ()  # Parquet only: end of each row's text in the content
+    file_bytes: int = 0  # bytes of the file on disk read for this block, for a progress bar
 
 
 def documents_of(block: Block) -> Iterator[Document]:
-    """The documents of a block in their order, each at most DOCUMENT_BYTES long."""
+    """Yield the documents of a block in order, each at most DOCUMENT_BYTES long."""
     for text, line in _TEXTS[block.reading.layout](block):
         where = f"{block.source}:{line}"
-        # No character takes more than four bytes: most texts need no second look.
+        # A character takes at most four bytes in UTF-8, so most texts need no encoding to check their size.
         if len(text) * 4 <= DOCUMENT_BYTES:
             yield Document(text, where)
             continue
@@ -72,12 +72,12 @@ def documents_of(block: Block) -> Iterator[Document]:
 
 
 def tidied(text: str) -> str:
-    """The text with its lines stripped and its empty lines gone, so that it is one document."""
+    """Strip the lines of a text and remove empty ones, so that it is one document."""
     return "\n".join(filter(None, map(str.strip, _with_plain_line_ends(text).split("\n"))))
 
 
 def end_of_piece(content: bytes | bytearray, limit: int) -> int:
-    """Where to cut a long document: the last line end within the limit, else space, else character."""
+    """Return where to cut a long document: after the last line end in the limit, or space, or character."""
     if len(content) <= limit:
         return len(content)
     for separator in (b"\n", b" "):
@@ -101,7 +101,7 @@ def _plain_texts(block: Block) -> Iterator[tuple[str, int]]:
 
 
 def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
-    """Pages as WikiExtractor writes them, without the line that repeats the title.
+    """Yield the pages that WikiExtractor writes, without the line that repeats the title.
 
     BERT was trained on the text passages of Wikipedia without its headers (Devlin et al. 2018, 3.1).
     """
@@ -110,7 +110,7 @@ def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
         if line.startswith("<doc ") or line == "</doc>":
             if page and page.lines:
                 yield "\n".join(page.lines), page.first_line
-            tag = line.removesuffix(">").rstrip()  # no regular expression: one that searches is quadratic
+            tag = line.removesuffix(">").rstrip()  # no regular expression: a search would be quadratic
             quoted = tag[:-1].partition('title="')[2] if tag != line and tag.endswith('"') else ""
             page = None if line == "</doc>" else _Page(_unescaped(quoted).strip(), number, [])
         elif page:
@@ -139,12 +139,12 @@ class _Page:
 def _unescaped(text: str) -> str:
     try:
         return html.unescape(text)
-    except ValueError:  # a character reference of more digits than Python reads: &#111...
+    except ValueError:  # a character reference with more digits than Python parses: &#111...
         return text
 
 
 def _jsonl_texts(block: Block) -> Iterator[tuple[str, int]]:
-    # Cut at line feeds alone: a JSON string may hold U+2028 and other separators as they are.
+    # Split at line feeds only: a JSON string may contain U+2028 and other separators.
     for number, line in enumerate(_decoded(block).split("\n"), block.first_line):
         if line and not line.isspace():
             value = _field_of(line, block.reading, f"{block.source}:{number}")
@@ -163,7 +163,7 @@ def _field_of(line: str, reading: Reading, where: str) -> str:
         remedy = f"choose one of its fields with --text: {', '.join(record) or 'it has none'}"
         raise UserError(f"has no field {reading.field!r}", where=where, remedy=remedy)
     value = record[reading.field]
-    if value is None:  # a record without text, as exported tables have them
+    if value is None:  # a record without text, common in exported tables
         return ""
     if not isinstance(value, str):
         raise UserError(
@@ -193,10 +193,10 @@ def _lines(block: Block) -> Iterator[str]:
 
 
 def _with_plain_line_ends(text: str) -> str:
-    """The text without carriage returns and without NUL, which C programs take for the end of a text."""
+    """Normalise line ends, and remove NUL, which C programs take for the end of a text."""
     if "\0" in text:
         text = text.replace("\0", "")
-    if "\r" in text:  # \r\r\n is what two conversions from Unix to Windows leave
+    if "\r" in text:  # \r\r\n results from converting Unix to Windows twice
         text = re.sub(r"(?<!\r)\r++\n", "\n", text).replace("\r", "\n")
     return text
 
@@ -220,9 +220,9 @@ _ONE_OBJECT_A_LINE = 'write one object a line: {"text": "..."}, or say --format 
 
 
 def spaced_sentences(line: str, *, language: str = "en") -> list[str]:
-    """The sentences of a line, with one space before each that the line sets apart from the one before.
+    """Return the sentences of a line, each with a leading space if the line has space before it.
 
-    To a byte-level vocabulary a word with a space before it is another piece than one without.
+    In a byte-level vocabulary, a word with a space before it is another piece than the word alone.
     """
     found: list[str] = []
     gap = False
@@ -240,7 +240,7 @@ def _segments(line: str, language: str) -> Iterator[str]:
     while len(line) - start > SEGMENTED:
         end = line.rfind(" ", start + 1, start + SEGMENTED) + 1 or start + SEGMENTED
         parts = segment(language, line[start:end])
-        # The last sentence may go on behind the cut; a sentence that fills all characters is cut there.
+        # The last sentence may continue after the cut; a longer one than SEGMENTED is cut there.
         whole = parts[:-1] or parts
         yield from whole
         start += sum(map(len, whole)) or end - start
@@ -248,8 +248,8 @@ def _segments(line: str, language: str) -> Iterator[str]:
 
 
 def check_language(language: str) -> str:
-    """The language code, if it is written as one."""
-    # sentencex takes any word for a language.
+    """Return the language code, or raise if it is not a valid code."""
+    # sentencex accepts any word as a language.
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language):
         remedy = "write the two or three letters of ISO 639: en, de, zh"
         raise UserError(f"{language!r} is no language code", where="--language", remedy=remedy)
@@ -257,5 +257,5 @@ def check_language(language: str) -> str:
 
 
 def has_rules(language: str) -> bool:
-    """Whether sentences of this language are split by rules of its own."""
+    """True if sentencex has its own rules for this language."""
     return _WITH_RULES.fullmatch(language) is not None

@@ -1,10 +1,10 @@
-"""Documents that were seen before: word for word, or nearly.
+"""Duplicate documents, exact or near.
 
 Near duplicates are found as in Lee et al. 2022 and FineWeb (Penedo et al. 2024): MinHash over runs of five
-words, and bands of it as keys. Two texts with a fraction s of their runs in common meet in a band with
-probability 1 - (1 - s**8)**16, which is 95 % at 0.8 and 6 % at 0.5; those that meet are duplicates if their
-signatures agree to NEAR_SIMILARITY. Workers make fingerprints and signatures; one filter decides, in order of
-arrival.
+words, with bands of hashes as keys. Two texts with a fraction s of their runs in common share a band with
+probability 1 - (1 - s**8)**16, which is 95 % at 0.8 and 6 % at 0.5. Texts that share a band are duplicates if
+their signatures agree to NEAR_SIMILARITY. Workers compute fingerprints and signatures; one filter decides, in
+order of arrival.
 """
 
 import hashlib
@@ -21,38 +21,38 @@ from bertsmith.corpus.word_hashes import run_hashes, words_of
 DuplicateKind = Literal["none", "exact", "near"]
 Signature = NDArray[np.uint64]
 
-NEAR_SIMILARITY = 0.8  # of the sets of runs (Jaccard), estimated; Lee et al. 2022 ask for 0.8
+NEAR_SIMILARITY = 0.8  # estimated Jaccard similarity of the sets of runs; Lee et al. 2022 require 0.8
 RUN_WORDS = 5  # Lee et al. 2022, FineWeb
 BANDS, ROWS = 16, 8  # near FineWeb's 14 bands of 8 hashes
 _HASHES = BANDS * ROWS
-_RUNS_AT_ONCE = 512  # 128 hashes of so many runs fit into the processor's cache
+_RUNS_AT_ONCE = 512  # 128 hashes of this many runs fit into the CPU cache
 
 
 def exact_fingerprint(text: str) -> bytes:
-    """16 bytes that two texts share only if they are equal but for upper case and white space."""
+    """Return 16 bytes that are equal only for texts that differ at most in case and white space."""
     plain = " ".join(text.lower().split())
     return hashlib.blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def near_signature(text: str) -> Signature:
-    """What is compared to find near duplicates: a key for each band, then the low bytes of all 128 minima."""
+    """Return the near-duplicate signature: a key for each band, then the low bytes of all 128 minima."""
     words = words_of(text)
     if len(words):
         hashes = run_hashes(words.hashes, min(RUN_WORDS, len(words)))
         runs = (hashes >> np.uint64(32)).astype(np.uint32)
-    else:  # nothing but punctuation: only its own copy is a duplicate
+    else:  # only punctuation: only an exact copy is a duplicate
         runs = np.frombuffer(exact_fingerprint(text), np.dtype("<u4"))
     minima = _minima(runs)
-    # A band's key is a hash of its eight minima; 0 would mean a free slot to the filter.
+    # A band's key is a hash of its eight minima; 0 would mark a free slot in the filter.
     rows = bits(np.arange(_HASHES, dtype=np.uint64), minima.astype(np.uint64)).reshape(BANDS, ROWS)
     keys = np.maximum(rows.sum(axis=1, dtype=np.uint64), np.uint64(1))
-    # Of the minima the low bytes are enough to compare two texts that met in a band: two of them agree by
-    # chance once in 256 times, and a document then takes 128 bytes of memory instead of 512.
+    # The low bytes of the minima suffice to compare two texts that share a band: two bytes agree by chance
+    # once in 256 times, and a document then takes 128 bytes of memory instead of 512.
     return np.concatenate([keys, minima.astype(np.uint8).view(np.uint64)])
 
 
 def _minima(runs: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """The least value of each hash over all runs (MinHash, Broder 1997)."""
+    """Return the minimum of each hash over all runs (MinHash, Broder 1997)."""
     factors, offsets = _permutations()
     minima = np.full(_HASHES, np.iinfo(np.uint32).max, np.uint32)
     for start in range(0, len(runs), _RUNS_AT_ONCE):
@@ -64,13 +64,13 @@ def _minima(runs: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 @cache
 def _permutations() -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """The factors (odd, so that each is a permutation of all 32-bit numbers) and offsets of the hashes."""
+    """Return the factors (odd, so that each permutes all 32-bit numbers) and offsets of the hashes."""
     draws = bits(np.uint64(key_of(0, "minhash")), np.arange(2 * _HASHES, dtype=np.uint64)).astype(np.uint32)
     return draws[:_HASHES, None] | np.uint32(1), draws[_HASHES:, None]
 
 
 class DuplicateFilter:
-    """What was seen so far: about 100 bytes a document for exact duplicates, 700 for near ones."""
+    """Documents seen so far: about 100 bytes each for exact duplicates, 700 for near ones."""
 
     def __init__(self, kind: DuplicateKind) -> None:
         self._kind = kind
@@ -79,11 +79,11 @@ class DuplicateFilter:
         self._sketches: list[bytes] = []
 
     def is_duplicate(self, fingerprint: bytes, signature: Signature | None = None) -> bool:
-        """Whether such a document came before; if not, it is remembered. Only "near" needs the signature."""
+        """True if such a document came before; otherwise remember it. Only "near" needs the signature."""
         if self._kind == "none":
             return False
-        # Only what is kept is remembered: in a chain of texts, each near to the one before, the later ones
-        # would otherwise be dropped for texts that are not in the store.
+        # Remember only kept documents. Otherwise, in a chain of texts each near the one before, later texts
+        # would be dropped because of texts that are not in the store.
         if fingerprint in self._fingerprints:
             return True
         if self._kind == "near":
@@ -95,7 +95,7 @@ class DuplicateFilter:
         return False
 
     def _is_near_duplicate(self, signature: Signature) -> bool:
-        """Whether a signature like this one is there; if not, it is remembered by its bands."""
+        """True if a similar signature was seen before; otherwise remember this one by its bands."""
         keys, sketch = signature[:BANDS].tolist(), signature[BANDS:]
         met = {number for key in keys if (number := self._first_with.get(key)) is not None}
         for number in met:
@@ -109,7 +109,7 @@ class DuplicateFilter:
 
 
 class _FirstSeen:
-    """The number that was first added for each 64-bit key (never 0): a hash table in plain arrays.
+    """Maps each 64-bit key (never 0) to the first number added for it: a hash table in plain arrays.
 
     A dictionary would take four times the memory, and a large corpus has a hundred million keys.
     """
@@ -118,18 +118,18 @@ class _FirstSeen:
         self._empty(slots=1 << 10)
 
     def get(self, key: int) -> int | None:
-        """The number of a key, if it is there."""
+        """Return the number of a key, or None."""
         slot = self._slot(key)
         return self._numbers[slot] if self._keys[slot] else None
 
     def add(self, key: int, number: int) -> None:
-        """Add a key that may be there already."""
+        """Add a key, unless it is present."""
         slot = self._slot(key)
         if self._keys[slot]:
             return
         self._keys[slot], self._numbers[slot] = key, number
         self._used += 1
-        # At most two thirds full, so that the way to a free slot stays short.
+        # At most two thirds full, so that the search for a free slot stays short.
         if 3 * self._used > 2 * len(self._keys):
             keys, numbers = self._keys, self._numbers
             self._empty(slots=2 * len(keys))
@@ -138,7 +138,7 @@ class _FirstSeen:
                     self.add(old_key, old_number)
 
     def _slot(self, key: int) -> int:
-        """The slot that holds a key, or the free one where it belongs."""
+        """Return the slot with this key, or the free slot for it."""
         keys, slot = self._keys, key >> self._shift
         while (there := keys[slot]) and there != key:
             slot = (slot + 1) % len(keys)
@@ -146,5 +146,5 @@ class _FirstSeen:
 
     def _empty(self, slots: int) -> None:
         self._keys, self._numbers = array("Q", bytes(8 * slots)), array("I", bytes(4 * slots))
-        self._shift = 65 - slots.bit_length()  # the upper bits of a key name its first slot
+        self._shift = 65 - slots.bit_length()  # the upper bits of a key select its first slot
         self._used = 0

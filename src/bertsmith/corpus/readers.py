@@ -1,13 +1,13 @@
-"""From paths to blocks of documents: which files, in which format, cut where.
+"""Read paths as blocks of documents: find the files, detect their format, and cut them.
 
 - text: an empty line between documents, a sentence or a paragraph on each line
-- jsonl: one JSON object a line, the text in one of its fields
-- parquet: a row a document, the text in one of its columns
-- wiki: what WikiExtractor writes, `<doc id= url= title=>` to `</doc>` (with --json it writes jsonl)
+- jsonl: one JSON object per line, the text in one of its fields
+- parquet: one document per row, the text in one of its columns
+- wiki: output of WikiExtractor, `<doc id= url= title=>` to `</doc>` (with --json it writes jsonl)
 
-Parquet is known by its name; wiki and jsonl, where the name does not say it, by how the text begins.
+Parquet is detected by the file name; wiki and jsonl by the file name or the beginning of the text.
 
-Any but parquet may be packed with gzip, bzip2, xz or Zstandard. Blocks depend on the files alone.
+All but parquet may be compressed with gzip, bzip2, xz or Zstandard. Blocks depend on the files alone.
 """
 
 import glob
@@ -43,31 +43,31 @@ _LAYOUTS: dict[str, Layout] = {
     ".text": "text",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
-    ".json": "jsonl",  # so are the files of C4 named
+    ".json": "jsonl",  # the names of C4's files
     ".parquet": "parquet",
     ".pq": "parquet",
 }
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _STARTS: dict[Layout, re.Pattern[bytes]] = {
     "wiki": re.compile(rb"<doc "),
-    "jsonl": re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:'),  # an object and its first key: no prose
+    "jsonl": re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:'),  # an object and its first key: not prose
 }
-RECORD_BYTES = 64 << 20  # a JSON line or a wiki page beyond this is a file of another kind, or a broken one
+RECORD_BYTES = 64 << 20  # a longer JSON line or wiki page means another kind of file, or a broken one
 
 _BORDERS: dict[Layout, re.Pattern[bytes]] = {
     "text": re.compile(rb"\n[ \t\r\f\v]*\n"),
     "jsonl": re.compile(rb"\n"),
     "wiki": re.compile(rb"\n</doc>[ \t\r]*\n"),
 }
-_FIRST_STEP = 1 << 16  # bytes read beyond a block to find its border; doubled while there is none
-_ROWS_AT_ONCE = 256  # a batch: some hundred kilobytes of prose
+_FIRST_STEP = 1 << 16  # bytes to read beyond a block to find its border; doubled until one is found
+_ROWS_AT_ONCE = 256  # rows per batch: some hundred kilobytes of prose
 
 
 # ---- which files
 
 
 def find_sources(paths: Sequence[str]) -> list[Path]:
-    """The files that the paths name: files, folders, glob patterns, "-" for standard input."""
+    """Return the files that the paths name: files, folders, glob patterns, "-" for standard input."""
     if not paths:
         raise UserError("no text was named", remedy="name files, folders, patterns, or - for standard input")
     sources = []
@@ -80,7 +80,7 @@ def find_sources(paths: Sequence[str]) -> list[Path]:
             found, what = _below(source), "is a folder without text that can be known by its name"
         else:
             what = "no such file, and nothing matches it as a pattern"
-            # Not Path.glob, which refuses absolute patterns and finds hidden files.
+            # Not Path.glob, which rejects absolute patterns and finds hidden files.
             matches = map(Path, glob.glob(str(source), recursive=True))  # noqa: PTH207
             found = {file for match in matches for file in (_below(match) if match.is_dir() else [match])}
         if not found:
@@ -93,12 +93,12 @@ def find_sources(paths: Sequence[str]) -> list[Path]:
 
 
 def size_on_disk(sources: Sequence[Path]) -> int:
-    """The bytes of all files together, as the blocks' `file_bytes` count them; standard input has none."""
+    """Return the bytes of all files together, equal to the sum of `file_bytes`; 0 for standard input."""
     return sum(source.stat().st_size for source in sources if source.is_file())
 
 
 def _below(folder: Path) -> set[Path]:
-    """The files below a folder whose names say that they hold text; hidden ones are left alone."""
+    """Return the files below a folder whose names indicate text, without hidden ones."""
 
     def raise_unreadable(error: OSError) -> None:
         what = f"cannot be read ({error.strerror})"
@@ -129,7 +129,7 @@ def read_blocks(
     errors: EncodingErrors = "strict",
     block_bytes: int = 1 << 20,
 ) -> Iterator[Block]:
-    """The blocks of all files in order, each of whole documents and about block_bytes of text."""
+    """Yield the blocks of all files in order, each with whole documents and about block_bytes of text."""
     for source in sources:
         layout = (
             _LAYOUTS.get(_without_compression(source).suffix.lower(), "text") if format == "auto" else format
@@ -151,7 +151,7 @@ def read_blocks(
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An open file, what was read of it already, what it is called and where in it that text begins."""
+    """An open file, the bytes already read from it, its name, and the offset at which they begin."""
 
     file: BinaryIO
     start: bytes
@@ -160,7 +160,7 @@ class Stream:
 
 
 def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
-    """The stream after a look at its first bytes, which tell some files that hold no UTF-8 text."""
+    """Read the first bytes of a file; raise if they show that it is not UTF-8 text."""
     name = "standard input" if source == str(STANDARD_INPUT) else source
     start = file.read(max(block_bytes, 64))
     what, remedy = "", ""
@@ -177,7 +177,7 @@ def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
 
 
 def cut_blocks(stream: Stream, reading: Reading, *, block_bytes: int) -> Iterator[Block]:
-    """The blocks of a stream: each ends at the first border between documents after block_bytes."""
+    """Yield the blocks of a stream: each ends at the first border between documents after block_bytes."""
     line, byte, read = 1, stream.first_byte, 0
     held = bytearray(stream.start)
     while True:
@@ -189,14 +189,14 @@ def cut_blocks(stream: Stream, reading: Reading, *, block_bytes: int) -> Iterato
         del held[:end]
         try:
             position = os.lseek(stream.file.fileno(), 0, os.SEEK_CUR)
-        except OSError:  # a pipe has none
+        except OSError:  # not seekable: a pipe
             position = 0
         yield Block(content, stream.source, line, byte, reading, file_bytes=position - read)
         line, byte, read = line + content.count(b"\n"), byte + len(content), position
 
 
 def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: int) -> int:
-    """Where the block that starts with the held bytes ends; holds more if that is needed to tell."""
+    """Return the end of the block that starts with the held bytes; read more bytes into `held` if needed."""
     limit = DOCUMENT_BYTES if layout == "text" else RECORD_BYTES
     step = _FIRST_STEP
     while not (border := _BORDERS[layout].search(held, block_bytes)):
@@ -206,8 +206,8 @@ def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: 
                 raise UserError(
                     what, where=stream.source, remedy="check the file, or choose another --format"
                 )
-            # A giant document would hold up the whole stream in memory: the block ends before it, and if the
-            # block is nothing else, the giant itself is cut.
+            # A giant document would load the whole stream into memory. So the block ends before it, and if
+            # the block contains nothing else, the document itself is cut.
             earlier = [border.end() for border in _BORDERS["text"].finditer(held, 0, block_bytes)]
             return earlier[-1] if earlier else end_of_piece(held, DOCUMENT_BYTES)
         more = stream.file.read(step)
@@ -222,7 +222,7 @@ def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: 
 
 
 def parquet_blocks(path: Path, reading: Reading, *, block_bytes: int) -> Iterator[Block]:
-    """The blocks of a Parquet file: whole batches of rows, until they make up block_bytes."""
+    """Yield the blocks of a Parquet file: whole batches of rows, up to about block_bytes."""
     row, held = 1, list[bytes]()
     with _opened(path) as file:
         bytes_per_row = path.stat().st_size / max(file.metadata.num_rows, 1)
@@ -236,7 +236,7 @@ def parquet_blocks(path: Path, reading: Reading, *, block_bytes: int) -> Iterato
 
 
 def parquet_strings(path: Path) -> Iterator[str]:
-    """Every text in every text column of a Parquet file; bytes that are not UTF-8 are replaced."""
+    """Yield every text in every text column of a Parquet file; bytes that are not UTF-8 are replaced."""
     with _opened(path) as file:
         columns = [field.name for field in file.schema_arrow if _holds_text(field.type)]
         for column in columns:
@@ -245,7 +245,7 @@ def parquet_strings(path: Path) -> Iterator[str]:
 
 
 def text_batches(file: Any, path: Path, column: str) -> Iterator[list[bytes]]:
-    """The UTF-8 texts of a column, batch by batch; a missing value is an empty text."""
+    """Yield the UTF-8 texts of a column, batch by batch; a missing value is an empty text."""
     from pyarrow import large_binary  # type: ignore[import-untyped]
 
     names = file.schema_arrow.names
@@ -254,7 +254,7 @@ def text_batches(file: Any, path: Path, column: str) -> Iterator[list[bytes]]:
         raise UserError(f"has no column {column!r}", where=str(path), remedy=remedy)
     if not _holds_text(file.schema_arrow.field(column).type):
         raise UserError(f"column {column!r} is no text", where=str(path), remedy="choose another with --text")
-    # As bytes: text that is not UTF-8 is found by who decodes it, and named with its row.
+    # As bytes: the caller decodes the text, and reports the row of invalid UTF-8.
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
         yield [text or b"" for text in batch.column(0).cast(large_binary()).to_pylist()]
 

@@ -1,12 +1,12 @@
-"""Token stores: the format, reading one, and writing one in memory that does not grow with it.
+"""Token stores: the file format, a reader, and a writer with bounded memory.
 
-manifest.json            what the store holds, how it was made, and the sha256 of every other file
-tokenizer/               the tokenizer the ids belong to
-shard-00000.tokens ...   token ids, little-endian; every shard but the last holds `shard_tokens` of them
-shard-00000.units  ...   only with a lexicon: one byte a token, 2 * kind where a unit begins, + 1 inside it
-sentence_starts.npy      the token at which each sentence starts, and where the last one ends
-document_starts.npy      the sentence at which each document starts, and where the last one ends
-token_counts.npy         how often each id occurs
+manifest.json            contents of the store, its settings, and the sha256 of every other file
+tokenizer/               the tokenizer that made the ids
+shard-00000.tokens ...   token ids, little-endian; every shard but the last has `shard_tokens` of them
+shard-00000.units  ...   only with a lexicon: one byte per token, 2 * kind where a unit begins, + 1 inside it
+sentence_starts.npy      the first token of each sentence, and the end of the last sentence
+document_starts.npy      the first sentence of each document, and the end of the last document
+token_counts.npy         number of occurrences of each id
 """
 
 import hashlib
@@ -42,7 +42,7 @@ MAKE_ANEW = "make the store again with `bertsmith corpus`"
 
 
 class FileEntry(BaseModel):
-    """What a file of the store must look like."""
+    """Expected size and checksum of a file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     bytes: NonNegativeInt
@@ -50,7 +50,7 @@ class FileEntry(BaseModel):
 
 
 class Manifest(BaseModel):
-    """What a store holds, how it was made, and the look of each of its files."""
+    """Contents of a store, its settings, and the size and checksum of each file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     format: str = FORMAT
@@ -58,7 +58,7 @@ class Manifest(BaseModel):
     tokenizer: str
     vocabulary: PositiveInt
     token_type: IdType
-    units: list[str]  # the kinds that unit codes tell apart, code // 2 being the index in this list
+    units: list[str]  # kinds of units: code // 2 is an index into this list
     shard_tokens: PositiveInt
     documents: PositiveInt
     sentences: PositiveInt
@@ -69,17 +69,17 @@ class Manifest(BaseModel):
 
     @property
     def shards(self) -> list[str]:
-        """The names of the shards without their suffix; all but the last are full."""
+        """Names of the shards without suffix; all but the last are full."""
         return [shard_name(number) for number in range(-(-self.tokens // self.shard_tokens))]
 
 
 def shard_name(number: int) -> str:
-    """The name of a shard's files, without their suffix."""
+    """Return the name of a shard's files, without suffix."""
     return f"shard-{number:05d}"
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a store, if it is one that this version reads."""
+    """Read the manifest of a store; raise if it is not a store or has another version."""
     if not (folder / MANIFEST).is_file():
         what = "holds no token store" if folder.is_dir() else "is no folder"
         remedy = "give the folder that `bertsmith corpus ... --out FOLDER` wrote"
@@ -100,18 +100,18 @@ def read_manifest(folder: Path) -> Manifest:
 
 Offsets = NDArray[np.int64]
 
-MAX_READERS = 8  # more would only queue for the disk
+MAX_READERS = 8  # more would only wait for the disk
 
 
 def tokenizer_hash(tokenizer: Tokenizer) -> str:
-    """The sha256 of the tokenizer.json that this tokenizer saves."""
+    """Return the sha256 of the tokenizer.json that this tokenizer saves."""
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
         return sha256_of(Path(folder) / "tokenizer.json")
 
 
 class TokenStore:
-    """An open token store; reads nothing but what is asked for, and can be pickled to other processes."""
+    """An open token store; reads only requested data, and can be pickled to other processes."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.manifest = folder, manifest
@@ -119,9 +119,9 @@ class TokenStore:
         self.tokenizer_hash = manifest.tokenizer
         self.has_units = bool(manifest.units)
         self._tokenizer: Tokenizer | None = None
-        # The manifest states the sha256 of every other file, so its own stands for the whole store.
+        # The manifest has the sha256 of every other file, so its own hash stands for the whole store.
         self.hash = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
-        # Only sizes: reading a hundred gigabytes at every start would take longer than many runs.
+        # Check sizes only: reading a hundred gigabytes at every start would take longer than many runs.
         _check_files(folder, manifest)
         self.sentence_starts = _open_starts(folder / SENTENCE_STARTS, manifest.sentences, manifest.tokens)
         self.document_starts = _open_starts(folder / DOCUMENT_STARTS, manifest.documents, manifest.sentences)
@@ -131,36 +131,36 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: Path | str) -> "TokenStore":
-        """The store in this folder; its sizes are checked here, its contents only by `verify`."""
+        """Open the store in this folder, checking sizes; only `verify` checks contents."""
         path = Path(folder).expanduser().absolute()
         return cls(path, read_manifest(path))
 
     def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        # Opened anew in the other process: pickling the arrays would copy the whole store.
+        # Reopened in the other process: pickling the arrays would copy the whole store.
         return TokenStore.open, (self.folder,)
 
     def gather(self, starts: Offsets, lengths: Offsets) -> NDArray[np.int64]:
-        """The token ids of these spans, one after the other; a span may cross shards."""
+        """Return the token ids of these spans, one after the other; a span may cross shards."""
         return self._gather(self._tokens, starts, lengths=lengths).astype(np.int64)
 
     def gather_units(self, starts: Offsets, lengths: Offsets) -> NDArray[np.uint8]:
-        """The unit codes of the tokens of these spans."""
+        """Return the unit codes of the tokens of these spans."""
         if not self.has_units:
             remedy = "make the store with `bertsmith corpus ... --lexicon FILE`"
             raise UserError("holds no phrases or entities", where=str(self.folder), remedy=remedy)
         return self._gather(self._units, starts, lengths=lengths).astype(np.uint8, copy=False)
 
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer the ids belong to, read once."""
+        """Return the tokenizer that made the ids; it is loaded once."""
         if self._tokenizer is None:
             self._tokenizer = Tokenizer.load(self.folder / TOKENIZER)
         return self._tokenizer
 
     def verify(self) -> None:
-        """Read every file and compare its sha256 with the manifest; the first that differs is named."""
+        """Read every file and compare its sha256 with the manifest; raise for the first that differs."""
         entries = self.manifest.files
         paths = [self.folder / name for name in entries]
-        # Threads are enough: hashing lets go of the interpreter.
+        # Threads are enough: hashing releases the GIL.
         readers = ThreadPoolExecutor(min(MAX_READERS, os.cpu_count() or 1))
         try:
             sums = readers.map(sha256_of, paths)
@@ -177,7 +177,7 @@ class TokenStore:
         paths = [self.folder / f"{name}.{suffix}" for name in self.manifest.shards]
         for path in paths:
             note_mapped(path)
-        # As plain arrays: a slice of a np.memmap costs several times that of the array it wraps.
+        # As plain arrays: slicing an np.memmap costs several times as much.
         return [np.asarray(np.memmap(path, dtype=kind, mode="r")) for path in paths]
 
     def _gather(self, shards: list[NDArray[Any]], starts: Offsets, *, lengths: Offsets) -> NDArray[Any]:
@@ -188,7 +188,7 @@ class TokenStore:
         size = self.manifest.shard_tokens
         if first // size == last // size:  # nearly always: one shard holds 64 million tokens
             return shards[first // size][indices - first // size * size]
-        # Spans over several shards: each shard is asked once, for all that lies in it.
+        # Spans over several shards: read each shard once, for all tokens in it.
         shard_of, found = indices // size, np.empty(len(indices), shards[0].dtype)
         for number in range(first // size, last // size + 1):
             here = np.flatnonzero(shard_of == number)
@@ -197,7 +197,7 @@ class TokenStore:
 
 
 def _check_files(folder: Path, manifest: Manifest) -> None:
-    """Raise for the first file that is missing, of another size than stated, or not stated at all."""
+    """Raise for the first file that is missing, has the wrong size, or is not in the manifest."""
     suffixes = {"tokens": np.dtype(manifest.token_type).itemsize, **({"units": 1} if manifest.units else {})}
     expected = {f"{name}.{suffix}" for name in manifest.shards for suffix in suffixes}
     expected |= {SENTENCE_STARTS, DOCUMENT_STARTS, TOKEN_COUNTS}
@@ -216,7 +216,7 @@ def _check_files(folder: Path, manifest: Manifest) -> None:
 
 
 def _open_starts(file: Path, count: int, end: int) -> Offsets:
-    """The starts of so many things, and where the last one ends."""
+    """Open an array of `count` starts and the end of the last item."""
     starts = _open_array(file, count + 1)
     if starts[0] != 0 or starts[-1] != end:
         raise UserError(
@@ -246,10 +246,10 @@ class TokenisedDocuments:
     units: NDArray[np.uint8] | None = None
 
     def only(self, wanted: NDArray[np.bool_]) -> "TokenisedDocuments":
-        """The documents that are wanted."""
+        """Return the documents with a True flag."""
         if wanted.all():
             return self
-        # A document's flag, given to its sentences and then to their tokens.
+        # Repeat each document's flag for its sentences, and then for their tokens.
         sentences = np.repeat(wanted, self.document_lengths)
         tokens = np.repeat(sentences, self.sentence_lengths)
         return TokenisedDocuments(
@@ -261,7 +261,7 @@ class TokenisedDocuments:
 
 
 class StoreWriter:
-    """Appends documents to the files of a store and, at the end, states them in a manifest."""
+    """Appends documents to the files of a store, and finally writes the manifest."""
 
     def __init__(self, folder: Path, tokenizer: Tokenizer, *, with_units: bool, shard_tokens: int) -> None:
         self._folder, self._tokenizer = folder, tokenizer
@@ -274,7 +274,7 @@ class StoreWriter:
         self.token_counts = np.zeros(self._vocabulary, np.int64)
 
     def add(self, documents: TokenisedDocuments) -> None:
-        """Append documents; none of them, and none of their sentences, is empty."""
+        """Append documents; documents and their sentences must not be empty."""
         tokens, units = documents.tokens, documents.units
         assert documents.sentence_lengths.min(initial=1) > 0, "an empty sentence"
         assert documents.document_lengths.min(initial=1) > 0, "an empty document"
@@ -292,17 +292,17 @@ class StoreWriter:
 
     @property
     def tokens(self) -> int:
-        """How many tokens were written so far."""
+        """Number of tokens written so far."""
         return self._sentence_starts.last
 
     @property
     def sentences(self) -> int:
-        """How many sentences were written so far."""
+        """Number of sentences written so far."""
         return self._document_starts.last
 
     @property
     def documents(self) -> int:
-        """How many documents were written so far."""
+        """Number of documents written so far."""
         return self._document_starts.count
 
     def finish(self, *, settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
@@ -330,11 +330,11 @@ class StoreWriter:
             summary=dict(summary),
             files=entries,
         )
-        # Last, so that a folder with a manifest is a whole store.
+        # Last, so that a folder with a manifest is a complete store.
         write_json(self._folder / MANIFEST, manifest.model_dump())
 
     def close(self) -> None:
-        """Close the files; nothing can be added after."""
+        """Close the files; nothing can be added afterwards."""
         for file in (self._tokens, self._units, self._sentence_starts, self._document_starts):
             if file is not None:
                 file.close()
@@ -344,7 +344,7 @@ class StoreWriter:
 def writing_store(
     folder: Path, tokenizer: Tokenizer, *, with_units: bool = False, shard_tokens: int = SHARD_TOKENS
 ) -> Iterator[StoreWriter]:
-    """A writer whose files appear under `folder` only if the block, which must `finish` it, succeeds."""
+    """Yield a writer; its files appear under `folder` only if the block, which must `finish` it, succeeds."""
     check_not_taken(folder)
     with atomic_folder(folder) as temporary:
         writer = StoreWriter(temporary, tokenizer, with_units=with_units, shard_tokens=shard_tokens)
@@ -371,7 +371,7 @@ class _ShardFiles:
             self._file.write(np.ascontiguousarray(values[:remaining]).data)
             self._written += min(remaining, len(values))
             values = values[remaining:]
-            # A full file is closed at once: the next one is made only if there is a value for it.
+            # Close a full file at once; the next one is created only if there is a value for it.
             if self._written % self._size == 0:
                 self.close()
 

@@ -1,7 +1,7 @@
-"""A text as plain words, all of it at once: lower-cased, without punctuation, each word with a 64-bit hash.
+"""Normalise a text to plain words at once: lower-cased, without punctuation, with a 64-bit hash each.
 
-Words stand between spaces, as in the comparison of Brown et al. 2020 (appendix C); where a script is written
-without spaces each character is a word. Hashes are the same in every process and on every machine.
+Words are separated by spaces, as in the comparison of Brown et al. 2020 (appendix C). In scripts without
+spaces each character is a word. Hashes are the same in every process and on every machine.
 """
 
 import unicodedata
@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 
 Hashes = NDArray[np.uint64]
 
-# Odd: no power vanishes modulo 2**64, and each has an inverse. Two that Steele and Vigna 2021 recommend.
+# Odd, so that no power vanishes modulo 2**64 and each has an inverse. Both from Steele and Vigna 2021.
 _CHARACTER_STEP = 0xD1342543DE82EF95
 _WORD_STEP = 0xF1357AEA2E62A9C5
 _MIX = np.uint64(0x9E3779B97F4A7C15)
-_HASHED_AT_ONCE = 1 << 16  # characters, so that the powers stay in the processor's cache
+_HASHED_AT_ONCE = 1 << 16  # characters, so that the powers stay in the CPU cache
 
-# A folded character is its lower-case code with its kind above; spaces and dropped ones are smaller than all.
+# A folded character is its lower-case code with its kind in the upper bits; all others are smaller.
 _DROPPED, _SPACE, _LINE_END = range(3)
 _KIND_SHIFT, _CODE = 24, (1 << 24) - 1
 _SPACED, _IDEOGRAPH, _SOUTH_EAST = 1, 2, 3
@@ -35,14 +35,14 @@ _WITHOUT_SPACES = {
     ),
     _SOUTH_EAST: (slice(0x0E00, 0x0F00), slice(0x1000, 0x10A0), slice(0x1780, 0x1800)),  # Thai to Khmer
 }
-# About how many characters of a script without spaces make a word of its languages.
+# Approximate number of characters per word in the languages of a script without spaces.
 _CHARACTERS_PER_WORD = {_SPACED: 1, _IDEOGRAPH: 2, _SOUTH_EAST: 5}
 Codes = NDArray[np.uint8] | NDArray[np.uint32]
 OTHER, SPACE, LETTER, DIGIT, PUNCTUATION, SYMBOL = range(6)
 _CLASSES = {"L": LETTER, "M": LETTER, "N": DIGIT, "P": PUNCTUATION, "S": SYMBOL, "Z": SPACE}
-LOOKED_UP = 0x20000  # the two planes above hold ideographs only, and the rest nothing that is text
+LOOKED_UP = 0x20000  # the two planes above have ideographs only; higher planes have no text
 _LAST_SPACE = 0x3000
-# They come with emoji and ideographs, or draw a key around a digit, and are no letters of their own.
+# They accompany emoji and ideographs, or draw a key around a digit, and are not letters of their own.
 _DECORATIONS = (slice(0xFE00, 0xFE10), slice(0x20DD, 0x20F1))
 
 
@@ -51,14 +51,14 @@ class Words:
     """The words of a text in order."""
 
     folded: NDArray[np.uint32]  # the words' characters, and the spaces between them
-    starts: NDArray[np.int64]  # of each word among them, and the end of all
+    starts: NDArray[np.int64]  # of each word in `folded`, and the end of the last one
     hashes: Hashes
 
     def __len__(self) -> int:
         return len(self.hashes)
 
     def run(self, first: int, count: int) -> str:
-        """Some words from the first on, with a space between them."""
+        """Return `count` words from the first on, separated by spaces."""
         bounds = self.starts[first : first + count + 1].tolist()
         words = []
         for start, end in zip(bounds, bounds[1:], strict=False):
@@ -68,21 +68,21 @@ class Words:
         return " ".join(words)
 
     def lines(self) -> NDArray[np.int64]:
-        """For each word the number of the line it stands on, from 0."""
+        """Return the line number of each word, from 0."""
         return np.searchsorted(np.flatnonzero(self.folded == _LINE_END), self.starts[:-1])
 
     def characters_per_word(self) -> NDArray[np.int64]:
-        """For each word 1; for a character that stands as a word, how many make a word of its language."""
+        """Return 1 for each word, or the usual characters per word if a single character is one."""
         factors = np.array([0, *_CHARACTERS_PER_WORD.values()], np.int64)
         return factors.take(self.folded[self.starts[:-1]] >> _KIND_SHIFT)
 
 
 def words_of(text: str) -> Words:
-    """The words of a text."""
+    """Return the words of a text."""
     folded = _folding_table().take(codes_of(text.lower() if text.isascii() else text))
     folded = folded[folded != _DROPPED]
     within, alone = folded > _LINE_END, folded >= _IDEOGRAPH << _KIND_SHIFT
-    # A word begins behind a space, and wherever one of two neighbours is a word by itself.
+    # A word begins after a space, and at each border of a character that is a word by itself.
     begins = within.copy()
     begins[1:] &= ~within[:-1] | alone[1:] | alone[:-1]
     starts = np.append(np.flatnonzero(begins), len(folded))
@@ -90,7 +90,7 @@ def words_of(text: str) -> Words:
 
 
 def run_hashes(words: Hashes, count: int) -> Hashes:
-    """The hash of each run of that many words: the sum of word * step**index, modulo 2**64."""
+    """Return the hash of each run of `count` words: the sum of word * step**index, modulo 2**64."""
     if count == 1:
         return words
     half = count // 2
@@ -100,7 +100,7 @@ def run_hashes(words: Hashes, count: int) -> Hashes:
 
 
 def run_hash(words: Hashes) -> np.uint64:
-    """The hash of all these words as one run."""
+    """Return the hash of all these words as one run."""
     return np.uint64(run_hashes(words, len(words))[0])
 
 
@@ -109,9 +109,9 @@ def _step_power(exponent: int) -> np.uint64:
 
 
 def _hashes(characters: NDArray[np.uint32], starts: NDArray[np.int64]) -> Hashes:
-    """For each word the sum of character * step**index, modulo 2**64, mixed."""
-    # Running sums over many words give each as a difference; its powers then start at the word's own offset,
-    # which the inverse of the first one takes out again. All modulo 2**64, so nothing is lost.
+    """Return for each word the sum of character * step**index, modulo 2**64, mixed."""
+    # A difference of running sums gives each word's sum. Its powers then start at the word's own offset; the
+    # inverse of the first power removes that. All modulo 2**64, so nothing is lost.
     hashes = np.empty(len(starts) - 1, np.uint64)
     word = 0
     while word < len(hashes):
@@ -152,7 +152,7 @@ def _folding_table() -> NDArray[np.uint32]:
 
 
 def codes_of(text: str) -> Codes:
-    """The code points of a text, in one byte each if that is enough."""
+    """Return the code points of a text, in one byte each if possible."""
     if text.isascii():
         return np.frombuffer(text.encode("ascii"), np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.dtype("<u4"))
@@ -160,7 +160,7 @@ def codes_of(text: str) -> Codes:
 
 @cache
 def class_table() -> NDArray[np.uint8]:
-    """For each code point one of OTHER, SPACE, LETTER (with its marks), DIGIT, PUNCTUATION, SYMBOL."""
+    """Return for each code point one of OTHER, SPACE, LETTER (with its marks), DIGIT, PUNCTUATION, SYMBOL."""
     table = np.full(0x110000, OTHER, np.uint8)
     categories = map(unicodedata.category, map(chr, range(LOOKED_UP)))
     table[:LOOKED_UP] = [_CLASSES.get(category[0], OTHER) for category in categories]

@@ -1,4 +1,4 @@
-"""Batches taken apart again: single sequences to show, and statistics of what the recipe sampled."""
+"""Inspect built batches: single sequences to print, and statistics of what the recipe sampled."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,19 +14,19 @@ from bertsmith.recipe.data_sections import Unit
 
 @dataclass(frozen=True, slots=True)
 class ShownSequence:
-    """One sequence as the model sees it, and what it must say about it."""
+    """One sequence as the model sees it, with its targets."""
 
     tokens: list[int]
     segments: list[int]
     positions: list[int]
     targets: dict[int, int]
-    """The id to predict at each position that has one."""
+    """Id to predict, by position."""
     pair_label: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchStatistics:
-    """What was counted over some sequences."""
+    """Counts over the sequences of some steps."""
 
     lengths: Numbers
     predicted: int
@@ -39,28 +39,28 @@ class BatchStatistics:
 
     @property
     def sequences(self) -> int:
-        """How many sequences were counted."""
+        """Number of sequences."""
         return len(self.lengths)
 
     @property
     def tokens(self) -> int:
-        """How many tokens they have, special ones included."""
+        """Number of tokens, special tokens included."""
         return int(self.lengths.sum())
 
 
 @dataclass(frozen=True, slots=True)
 class UnitStatistics:
-    """What became of the phrases or entities that truncation has not cut."""
+    """Masking counts of the phrases or entities that truncation has not cut."""
 
     found: int
     whole: int
-    """All their tokens are to be predicted."""
+    """Units with all tokens masked for prediction."""
     in_part: int
-    """Some of their tokens are."""
+    """Units with some, but not all, tokens masked for prediction."""
 
 
 def sequences_of(step: StepBatches) -> Iterator[ShownSequence]:
-    """The sequences of a step in their order, without fillers."""
+    """Yield the sequences of a step in order, without filler."""
     for micro in step.micros:
         inputs = micro.inputs
         bounds = [each for each in inputs.layout.bounds() if each[0] < micro.end_1]
@@ -78,7 +78,7 @@ def sequences_of(step: StepBatches) -> Iterator[ShownSequence]:
 
 
 def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStatistics:
-    """Counts over all sequences of these steps."""
+    """Count sequences, tokens, predictions and pairs over all sequences of these steps."""
     lengths, predicted, as_mask, unchanged, pairs, negatives = [], 0, 0, 0, 0, 0
     for micro in (micro for step in steps for micro in step.micros):
         starts_S1 = micro.inputs.layout.starts_S1.numpy().astype(np.int64)
@@ -88,7 +88,8 @@ def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStat
         is_mask = shown == mask_id
         predicted += len(shown)
         as_mask += int(is_mask.sum())
-        # A random token can be the very one it replaces: that counts as unchanged, which it is to the model.
+        # A random token can happen to be the token it replaces. It counts as unchanged, because the model
+        # sees no change.
         unchanged += int((~is_mask & (shown == micro.masked_ids_P[is_predicted_P])).sum())
         pairs += int(micro.pair_weights_S.sum())
         negatives += int((micro.pair_labels_S * micro.pair_weights_S).sum())
@@ -99,7 +100,7 @@ def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStat
 
 
 def unit_statistics(dataset: PretrainingDataset, steps: Sequence[StepBatches]) -> dict[Unit, UnitStatistics]:
-    """What became of the units of each kind that only the store knows, in steps of this dataset."""
+    """Count the found and masked units in these steps, for each kind that only the store knows."""
     if not dataset.recipe.examples.masks_tokens:
         return {}
     statistics = {}
@@ -111,10 +112,10 @@ def unit_statistics(dataset: PretrainingDataset, steps: Sequence[StepBatches]) -
 
 
 def _predicted_fractions(dataset: PretrainingDataset, step: StepBatches, unit: Unit) -> NDArray[np.float64]:
-    """The fraction of the tokens to predict in each uncut unit of a step."""
+    """Return the fraction of predicted tokens in each uncut unit of a step."""
     collator = dataset.collator(step.index.stage)
     assert collator.masker is not None
-    # A batch no longer knows its units, so the step's examples are laid out once more: the same rows again.
+    # A batch does not keep its units, so lay out the step's examples again: this yields the same rows.
     sequences, text = collator.lay_out(collator.index.examples(step.index.step))
     starts_U, ends_U = uncut_units(text, unit, boundaries=collator.masker.vocabulary.boundaries)
     is_predicted = []

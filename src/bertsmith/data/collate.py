@@ -28,7 +28,7 @@ OF_TOKENS = ("tokens", "segments", "positions")
 
 @dataclass(frozen=True, slots=True)
 class PretrainingBatch:
-    """Packed tokens and their targets; rows and sequences of weight 0 only fill the shapes."""
+    """Packed tokens and their targets; rows and sequences of weight 0 are filler for fixed shapes."""
 
     inputs: PackedBatch
     masked_rows_P: Tensor
@@ -38,33 +38,33 @@ class PretrainingBatch:
     """0: B follows A, or the pair is in order; 1: B is random, or the pair is swapped (BERT and ALBERT)."""
     pair_weights_S: Tensor
     end_1: Tensor
-    """The row behind the last example's last token: filler begins there."""
+    """Row after the last token of the last example, where filler begins."""
     draws_P: Tensor | None = None
-    """What the generator's tokens are sampled with, below 2**SAMPLING_BITS; only where some are replaced."""
+    """Random numbers below 2**SAMPLING_BITS that sample the generator's tokens; None without a generator."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PretrainingBatch":
-        """The same batch on another device."""
+        """Return a copy of the batch on another device."""
         return self.mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "PretrainingBatch":
-        """The same batch in page-locked memory, from which a GPU copies in the background."""
+        """Return a copy in page-locked memory, so that a GPU can copy it in the background."""
         return self.mapped(Tensor.pin_memory)
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> "PretrainingBatch":
-        """The same batch with this done to every tensor."""
+        """Return a batch with `change` applied to every tensor."""
         changed = {name: change(tensor) for name, tensor in self.named_tensors().items()}
         return PretrainingBatch.from_tensors(changed, longest=self.inputs.layout.longest)
 
     def tensors(self) -> list[Tensor]:
-        """All its tensors, in an order that is always the same."""
+        """Return all tensors of the batch, always in the same order."""
         return list(self.named_tensors().values())
 
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """What a recorded step depends on: every shape, and the longest sequence."""
+        """Return every shape and the longest sequence: what a recorded CUDA graph depends on."""
         return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Every tensor of the batch by its name; optional ones only where they are given."""
+        """Return the tensors of the batch by name, without optional ones that are None."""
         inputs = self.inputs
         found = {
             **{f"{each}_T": getattr(inputs, f"{each}_T") for each in OF_TOKENS},
@@ -76,7 +76,7 @@ class PretrainingBatch:
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], *, longest: int) -> "PretrainingBatch":
-        """The batch of which these are the `named_tensors`."""
+        """Build a batch from its `named_tensors`."""
         rest = dict(tensors)
         layout, types_T = Layout(rest.pop("starts_S1"), longest), rest.pop("task_types_T", None)
         tokens_T, segments_T, positions_T = (rest.pop(f"{each}_T") for each in OF_TOKENS)
@@ -84,7 +84,7 @@ class PretrainingBatch:
 
 
 def counts_of(micros: Iterable[PretrainingBatch]) -> dict[str, float]:
-    """Count what the sums of objectives are divided by, by name and without filler."""
+    """Count the divisors of the objectives' sums by name, without filler."""
     of_micros = [
         {
             "masked": micro.masked_weights_P.sum(),
@@ -98,11 +98,11 @@ def counts_of(micros: Iterable[PretrainingBatch]) -> dict[str, float]:
 
 
 MIN_FILLER_LENGTH = 64
-"""Up to so many tokens of filler have always been one sequence, and fingerprints of batches know it."""
+"""Filler of up to this many tokens is one sequence. Fingerprints of batches depend on it."""
 
 
 class Multiples(NamedTuple):
-    """The sizes of a micro-batch are filled up to multiples of these: few sizes to compile or record for."""
+    """Multiples that a micro-batch's sizes are rounded up to: few shapes to compile or record."""
 
     tokens: int = 64
     predicted: int = 64
@@ -111,33 +111,33 @@ class Multiples(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MicroShape:
-    """What every micro-batch of a stage keeps to."""
+    """Size limits for every micro-batch of a stage."""
 
     tokens: int
-    """Most tokens, filler included."""
+    """Maximum tokens, filler included."""
     multiples: Multiples
     length: int
-    """The stage's longest sequence."""
+    """Longest sequence of the stage, in tokens."""
     pad_id: int
     recipe_length: int
-    """The longest sequence of all stages."""
+    """Longest sequence of all stages, in tokens."""
 
     @property
     def capacity(self) -> int:
-        """Most tokens of examples, one token of filler being always there."""
+        """Maximum tokens of examples: at least one token is always filler."""
         return self.tokens // self.multiples.tokens * self.multiples.tokens - 1
 
     @property
     def filler_length(self) -> int:
-        """The longest sequence of filler."""
+        """Longest sequence of filler, in tokens."""
         return min(self.multiples.tokens, max(self.length, MIN_FILLER_LENGTH))
 
     @property
     def longest(self) -> int:
-        """The longest sequence that there can be in a stage, filler included.
+        """Longest sequence of the stage in tokens, filler included.
 
-        One number for all stages of the run, so that nothing is compiled anew, but for those with short
-        sequences before those with longer ones: what is compiled once more is faster for all of their steps.
+        All stages use one number, so that nothing is recompiled between them. The exception is short stages
+        before longer ones: one more compilation makes all of their steps faster.
         """
         own = max(self.length, self.filler_length)
         if own <= SHORT_LENGTH:
@@ -146,18 +146,18 @@ class MicroShape:
 
 
 def slices_of_ranks(count: int, world: int) -> list[slice]:
-    """The examples of a step that each rank takes: contiguous, and as many for each as for the next."""
+    """Divide the examples of a step among ranks: contiguous slices of equal size, to within one example."""
     return [slice(count * rank // world, count * (rank + 1) // world) for rank in range(world)]
 
 
 def micro_sizes(lengths_by_rank: list[Numbers], rank: int, *, capacity: int) -> list[int]:
-    """How many of its examples the rank takes into each micro-batch; every rank has as many of them."""
+    """Return how many examples of this rank go into each micro-batch; all ranks get as many micro-batches."""
     # Ranks meet in every backward pass (gradients are summed), so they must agree on the number of passes.
     greedy = [
         [len(group) for group in split_by_budget(lengths.tolist(), capacity)] for lengths in lengths_by_rank
     ]
     wanted = max(len(sizes) for sizes in greedy)
-    # About as many tokens in each, if all fit: a small last micro-batch would be compiled anew.
+    # Prefer about equally many tokens in each, if all fit: a small last micro-batch would need recompiling.
     lengths = lengths_by_rank[rank]
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
@@ -166,7 +166,7 @@ def micro_sizes(lengths_by_rank: list[Numbers], rank: int, *, capacity: int) -> 
     tokens = np.diff([0, *np.append(0, ends)[cuts], total])
     if (tokens <= capacity).all() and all(even):
         return even
-    # Else the greedy ones, the largest halved until there are enough; if need be some stay empty.
+    # Otherwise use the greedy sizes and halve the largest until there are enough. Some may stay empty.
     sizes = greedy[rank]
     while len(sizes) < wanted:
         largest = int(np.argmax([*sizes, 1]))
@@ -179,7 +179,7 @@ def micro_sizes(lengths_by_rank: list[Numbers], rank: int, *, capacity: int) -> 
 
 @dataclass(frozen=True, slots=True)
 class PackedSequences:
-    """Sequences laid out one after the other, and in which rows their text stands."""
+    """Sequences laid out one after the other, and the rows of their text."""
 
     tokens_T: Numbers
     segments_T: Numbers
@@ -191,15 +191,15 @@ class PackedSequences:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """The labels of laid out sequences: predicted tokens in the order of their rows, and pairs."""
+    """The targets of laid-out sequences: predicted tokens in the order of their rows, and pair labels."""
 
     rows_P: Numbers
     ids_P: Numbers
     pair_labels_S: Numbers
     pair_weights_S: NDArray[np.float32]
-    """0 where a sequence is no pair."""
+    """0 for a sequence that is not a pair."""
     draws_P: Numbers | None = None
-    """Only where predicted tokens are replaced by sampled ones."""
+    """Random numbers for the generator's samples; None without a generator."""
 
 
 @dataclass(frozen=True)
@@ -208,12 +208,12 @@ class Collator:
 
     index: StageIndex
     masker: Masker | None
-    """None where the objective is one-sided and nothing is masked."""
+    """None for one-sided objectives, which mask nothing."""
 
     def collate(
         self, examples: StepExamples, *, progress: float, rate: float | None = None
     ) -> tuple[PackedSequences, Targets]:
-        """The sequences of these examples as the model sees them, and their targets."""
+        """Return the sequences of these examples as the model sees them, and their targets."""
         settings = self.index.source.recipe.examples
         sequences, text = self.lay_out(examples)
         draws_P = None
@@ -231,18 +231,18 @@ class Collator:
         return sequences, Targets(rows_P, ids_P, labels_S, weights_S, draws_P)
 
     def lay_out(self, examples: StepExamples) -> tuple[PackedSequences, Text]:
-        """The sequences of these examples as they are before masking, and their text alone."""
+        """Return the sequences of these examples before masking, and their text without special tokens."""
         source, store = self.index.source, self.index.source.store
         spans = source.spans(examples.epoch, examples.numbers, examples.index)
         text_X = store.gather(spans.starts_N, spans.lengths_N)
         sequences = lay_out(text_X, spans, source.template)
-        if source.recipe.model.segments < 2:  # RoBERTa and DistilBERT know one segment, whatever is tokenized
+        if source.recipe.model.segments < 2:  # RoBERTa, DistilBERT: always one segment
             sequences.segments_T[:] = 0
         codes_X, next_codes_N = None, None
         if self.masker is not None and stored_units(self.masker.masking):
             codes_X = store.gather_units(spans.starts_N, spans.lengths_N)
-            # The token behind a span tells whether truncation has cut the unit at its end: it then continues
-            # there. The store's last token has none behind it.
+            # If truncation has cut the unit at a span's end, the unit continues in the token after the span.
+            # The store's last token has no token after it.
             behind_N = spans.starts_N + spans.lengths_N
             exists_N = (behind_N < store.tokens).astype(np.int64)
             next_codes_N = np.zeros(len(behind_N), np.uint8)
@@ -260,7 +260,7 @@ class Collator:
 
 
 def lay_out(text_X: Numbers, spans: Spans, template: Template) -> PackedSequences:
-    """The sequences with their special tokens, segments and positions."""
+    """Add special tokens, segments and positions to the text, and return the packed sequences."""
     # All at once, without a loop over sequences: the special tokens before each span are a gap of known size,
     # so running sums of gaps and lengths give the row at which each span begins.
     last_S = np.cumsum(spans.counts_S) - 1
@@ -287,7 +287,7 @@ def lay_out(text_X: Numbers, spans: Spans, template: Template) -> PackedSequence
     _insert(sequences, template.lead, starts_S1[:-1])
     _insert(sequences, template.between, begin_N[~is_first_N] - len(template.between))
     _insert(sequences, template.tail, end_S - len(template.tail))
-    # The template may be that of pairs: what ends a single segment belongs to it.
+    # The template may be for pairs: the tail of a single segment then belongs to that segment.
     single_S = end_S[spans.counts_S == 1]
     for offset in range(len(template.tail)):
         sequences.segments_T[single_S - 1 - offset] = template.text_segments[0]
@@ -303,7 +303,7 @@ def _insert(sequences: PackedSequences, inserted: Inserted, at: Numbers) -> None
 def neighbours(
     sequences: PackedSequences, objective: Literal["left-to-right", "right-to-left"]
 ) -> tuple[Numbers, Numbers]:
-    """The rows that have a neighbour on the side that is predicted, and the neighbour's id."""
+    """Return the rows with a neighbour on the predicted side, and that neighbour's id."""
     has_neighbour_T = np.ones(len(sequences.tokens_T), np.bool_)
     if objective == "left-to-right":
         has_neighbour_T[sequences.starts_S1[1:] - 1] = False
@@ -318,15 +318,15 @@ def neighbours(
 def micro_batches(
     sequences: PackedSequences, targets: Targets, *, sizes: list[int], shape: MicroShape
 ) -> Iterator[PretrainingBatch]:
-    """The sequences as micro-batches of these sizes, each with filler sequences at its end."""
+    """Yield the sequences as micro-batches of these sizes, each ending in filler sequences."""
     ends = np.cumsum(sizes).tolist()
     for first, last in pairwise([0, *ends]):
         begin, end = sequences.starts_S1[[first, last]].tolist()
-        # At least one token of filler, so that a batch always has its filler sequence and one shape fewer.
+        # At least one token of filler, so that every batch has a filler sequence: one shape fewer.
         total = _rounded_up(end - begin + 1, shape.multiples.tokens)
         filler = total - (end - begin)
         rows = slice(begin, end)
-        # Empty sequences behind those of filler make their number round.
+        # Empty sequences after the filler round up the number of sequences.
         of_filler = np.arange(end - begin, total, shape.filler_length)
         starts_S = np.append(sequences.starts_S1[first:last] - begin, of_filler)
         empty = _rounded_up(len(starts_S), shape.multiples.sequences) - len(starts_S)
@@ -335,11 +335,11 @@ def micro_batches(
         inputs = PackedBatch(
             tokens_T=_filled(sequences.tokens_T[rows], np.full(filler, shape.pad_id)),
             segments_T=_filled(sequences.segments_T[rows], np.zeros(filler, np.int64)),
-            # A filler sequence may be longer than the table of positions is: it starts again at 0.
+            # Filler may be longer than the position table, so its positions start again at 0.
             positions_T=_filled(sequences.positions_T[rows], np.arange(filler) % shape.length),
             layout=Layout(torch.from_numpy(starts_S1.astype(np.int32)), shape.longest),
         )
-        # Targets are in the order of their rows, so those of a micro-batch lie side by side.
+        # Targets are in the order of their rows, so the targets of a micro-batch are contiguous.
         predicted = slice(*np.searchsorted(targets.rows_P, [begin, end]).tolist())
         rows_P, ids_P = targets.rows_P[predicted] - begin, targets.ids_P[predicted]
         wanted = _rounded_up(max(len(rows_P), 1), shape.multiples.predicted)

@@ -1,9 +1,9 @@
-"""The data loader of pre-training: the batches of a step, built from its index alone.
+"""The pre-training data loader: builds the batches of a step from its index alone.
 
     StepIndex -> PretrainingDataset -> StepBatches
 
 The dataset is a pure function of the step's index. So worker processes may build steps ahead of time, a
-resumed run needs no state but the number of its step, and every rank finds its own slice of the same step.
+resumed run needs only the number of its step, and every rank finds its own slice of the same step.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -43,34 +43,34 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True)
 class StepIndex:
-    """A step of a stage, counted from the stage's start, and how far the run has come, from 0 to 1.
+    """A step of a stage, counted from the stage's start, and the run's progress from 0 to 1.
 
-    The progress matters only to masking levels that follow each other over the run.
+    The progress matters only for masking levels that follow each other over the run.
     """
 
     stage: int
     step: int
     progress: float = 0.0
     masking_rate: float | None = None
-    """Where the rate changes over the run, that of this step; else the recipe's."""
+    """Masking rate of this step if it changes over the run, else None (the recipe's rate)."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatches:
-    """All that one process sees in a step; the counts are those of this process."""
+    """The micro-batches and counts of one process in one step."""
 
     index: StepIndex
     micros: tuple[PretrainingBatch, ...]
     counts: dict[str, float]
-    """Divisors of the sums, by name (`counts_of`)."""
+    """Divisors of the objectives' sums, by name (`counts_of`)."""
 
     def pin_memory(self) -> "StepBatches":
-        """The same step in page-locked memory."""
+        """Return a copy of the step in page-locked memory."""
         return replace(self, micros=tuple(micro.pin_memory() for micro in self.micros))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        # As one tensor: a loader's worker hands every tensor over in a file of its own, and files run out.
-        # As bytes: ids, offsets and weights are of several types, and each must arrive as it was sent.
+        # One tensor for all: a loader worker sends every tensor through a file of its own, and file handles
+        # run out. As bytes: ids, offsets and weights have different types, and each must arrive unchanged.
         parts: list[Tensor] = []
         types: list[dict[str, tuple[torch.dtype, int]]] = []
         for micro in self.micros:
@@ -91,7 +91,7 @@ class PretrainingDataset(Dataset[StepBatches]):
     recipe: Recipe
     _: KW_ONLY
     micro_tokens: int
-    """Most tokens in one micro-batch, filler included."""
+    """Maximum tokens in one micro-batch, filler included."""
     cache: Path
     """Folder for the indexes of epochs."""
     rank: int = 0
@@ -108,7 +108,7 @@ class PretrainingDataset(Dataset[StepBatches]):
         assert self._vocabulary  # read here once, not in every worker
 
     def __getitem__(self, index: StepIndex) -> StepBatches:
-        """This process's part of a step."""
+        """Return this process's part of a step."""
         collator = self.collator(index.stage)
         lengths = [stage.length for stage in self.recipe.examples.stages]
         length, pad_id = lengths[index.stage], self._vocabulary.pad_id
@@ -119,7 +119,7 @@ class PretrainingDataset(Dataset[StepBatches]):
             raise UserError(what, remedy=f"allow {needed} or more")
         examples = collator.index.examples(index.step)
         slices = slices_of_ranks(len(examples.numbers), self.world)
-        # Every rank computes the sizes of all: no word between them, and the same number of micro-batches.
+        # Every rank computes the sizes of all ranks, so they agree on the number of micro-batches.
         lengths_by_rank = [examples.index.length[each].astype(np.int64) for each in slices]
         sizes = micro_sizes(lengths_by_rank, self.rank, capacity=shape.capacity)
         sequences, targets = collator.collate(
@@ -129,11 +129,11 @@ class PretrainingDataset(Dataset[StepBatches]):
         return StepBatches(index, micros, counts_of(micros))
 
     def stage_index(self, stage: int) -> StageIndex:
-        """The index of a stage's examples."""
+        """Return the index of a stage's examples."""
         return self.collator(stage).index
 
     def collator(self, stage: int) -> Collator:
-        """What makes batches of a stage's examples."""
+        """Return the collator of a stage, built at first use."""
         if stage not in self._collators:
             vocabulary, store = self._vocabulary, self.opened_store
             source = StageSource(store, self.recipe, vocabulary.templates, number=stage, split=self.split)
@@ -145,7 +145,7 @@ class PretrainingDataset(Dataset[StepBatches]):
 
     @cached_property
     def opened_store(self) -> TokenStore:
-        """The store that the text comes from."""
+        """The token store, opened at first use."""
         return self.store if isinstance(self.store, TokenStore) else TokenStore.open(self.store)
 
     @cached_property
@@ -157,12 +157,12 @@ class PretrainingDataset(Dataset[StepBatches]):
         return _Vocabulary(read_templates(tokenizer), tokenizer.pad_id, masked)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_collators": {}}  # open indexes stay here: they would be copied whole
+        return self.__dict__ | {"_collators": {}}  # without open indexes, which would be copied whole
 
 
 @dataclass(frozen=True, slots=True)
 class _Vocabulary:
-    """What batches must know about the tokenizer."""
+    """The properties of the tokenizer that batches depend on."""
 
     templates: Templates
     pad_id: int
@@ -170,18 +170,18 @@ class _Vocabulary:
 
 
 def _to_send(flat: Tensor) -> Tensor | NDArray[np.uint8]:
-    """A worker's bytes in shared memory or, where that is full, as they go through a pipe, more slowly."""
+    """Put a worker's bytes in shared memory; if that is full, return them for the (slower) pipe."""
     if get_worker_info() is not None:
         try:
             flat.untyped_storage().share_memory_()
-        except RuntimeError:  # 64 MB are a container's default; what fails later, nobody hears of
+        except RuntimeError:  # containers get 64 MB by default; a later failure would go unnoticed
             return flat.numpy()
     return flat
 
 
 @dataclass(frozen=True)
 class _ReportingErrors(Dataset["StepBatches | UserError"]):
-    """The steps of a data set, or what is wrong with one: of an exception, a worker sends a traceback."""
+    """Returns a UserError instead of raising it: for an exception, a worker would send a traceback."""
 
     dataset: PretrainingDataset
 
@@ -194,9 +194,9 @@ class _ReportingErrors(Dataset["StepBatches | UserError"]):
 
 @contextmanager
 def reporting_dead_workers() -> Iterator[None]:
-    """Inside, where steps are loaded, the death of a worker is an error in one line.
+    """Turn the death of a loader worker into an error of one line, within this context.
 
-    torch raises it amid whatever the main thread does, as soon as it hears of it.
+    torch raises the exception in the main thread as soon as it notices, at any point of the code.
     """
     try:
         yield
@@ -218,12 +218,12 @@ def load_steps(
     pin: bool,
     in_worker: Callable[[int], None] | None = None,
 ) -> Generator[StepBatches]:
-    """The steps with these indices, in order; workers build them while the caller is busy with others.
+    """Yield the steps with these indices, in order; workers build them ahead.
 
     Each worker first calls `in_worker` with its number.
     """
-    # The loader takes indices ahead of the steps that are wanted, and returns steps in the order of indices:
-    # how many workers there are, and which of them is late, cannot be seen in what comes out.
+    # The loader reads indices ahead of the requested steps and returns steps in the order of the indices. So
+    # the number of workers, and which of them is late, does not affect the output.
     loader = DataLoader(
         _ReportingErrors(dataset),
         batch_size=None,  # an item is a whole step already
@@ -232,7 +232,7 @@ def load_steps(
         pin_memory=pin,
         collate_fn=_unchanged,
         worker_init_fn=partial(_begin_worker, in_worker),
-        generator=torch.Generator(),  # else starting the loader would draw from the generator of dropout
+        generator=torch.Generator(),  # otherwise starting the loader would draw from dropout's generator
     )
     ready = iter(loader)
     try:
@@ -241,7 +241,7 @@ def load_steps(
                 raise step
             yield step
     finally:
-        # torch ends its workers when the last reference is gone; on a GPU they were seen to outlive that.
+        # torch ends its workers when the last reference is gone, but on a GPU they were seen to live longer.
         getattr(ready, "_shutdown_workers", lambda: None)()
 
 
@@ -262,7 +262,7 @@ def _unpickled_step(
     longest: int,
     counts: dict[str, float],
 ) -> StepBatches:
-    """The step that `StepBatches.__reduce__` took apart; its tensors are views of the bytes."""
+    """Rebuild the step that `StepBatches.__reduce__` took apart; its tensors are views of the bytes."""
     flat = torch.as_tensor(sent)
     micros, start = [], 0
     for names in types:

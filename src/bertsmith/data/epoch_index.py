@@ -1,8 +1,8 @@
-"""Which examples a step shows: a pure function of (store, recipe, seed, step), looked up in an epoch's index.
+"""Epoch indexes: look up the examples of a step, a pure function of (store, recipe, seed, step).
 
-An epoch has an index (its examples, their shuffled order, where each step starts), because the walk that
-makes the examples depends on its own draws: no single example could be found without it. An index is made
-when it is first needed, kept on disk, and made again, identically, if it is missing.
+An epoch index holds the epoch's examples, their shuffled order, and the start of each step. It is needed
+because the walk that makes the examples depends on its own draws: no example can be found without it. An
+index is built at first use, kept on disk, and rebuilt identically if it is missing.
 """
 
 import json
@@ -48,8 +48,8 @@ _HELD_OUT_KEY = np.uint64(key_of(0, "held-out documents"))
 
 
 def split_documents(split: Split, *, count: int, held_out_fraction: float) -> NDArray[np.int64]:
-    """The numbers of the documents of a split, ascending; two documents or more leave none of them empty."""
-    # By the document's own hash, not by a count: a document's split does not depend on the others.
+    """Return the document numbers of a split, ascending; with two or more documents no split is empty."""
+    # By a hash of the document's number, not by a count: its split does not depend on other documents.
     hashes = bits(_HELD_OUT_KEY, np.arange(count, dtype=np.uint64))
     held_out: NDArray[np.bool_] = hashes < np.uint64(int(held_out_fraction * 2.0**64))
     if count >= 2 and not held_out.any():
@@ -65,16 +65,16 @@ def split_documents(split: Split, *, count: int, held_out_fraction: float) -> ND
 
 @dataclass(frozen=True, slots=True)
 class EpochIndex:
-    """The examples of an epoch, the order they are shown in, and where in it each step starts."""
+    """The examples of an epoch, the order they are shown in, and the start of each step in that order."""
 
     examples: ExampleIndex
     order: Numbers
     step_starts: Numbers
-    """One more than there are steps: the last entry is where the last step ends."""
+    """One entry more than there are steps: the last entry is the end of the last step."""
 
 
 class StageSource:
-    """What the examples of a stage are made of; everything follows from it and the number of the epoch."""
+    """Source of a stage's examples: they follow from it and the epoch's number alone."""
 
     def __init__(
         self,
@@ -85,34 +85,34 @@ class StageSource:
         number: int = 0,
         split: Split = "train",
     ) -> None:
-        """Of the recipe's stage with this number."""
+        """Read the recipe's stage with this number."""
         self.store, self.recipe, self.split = store, recipe, split
         self.stage: Stage = recipe.examples.stages[number]
         self.number = number
         is_pair = recipe.examples.pair_head != "none"
         self.template: Template = templates.pair if is_pair else templates.single
         self.specials = self.template.specials(2 if is_pair else 1)
-        """Special tokens in a sequence, separators between documents not counted."""
+        """Special tokens in a sequence, without separators between documents."""
         self.single_specials = self.template.specials(1)
-        """The same of a sequence that is no pair."""
+        """Special tokens in a sequence that is not a pair."""
         self.text_capacity = self.stage.length - self.specials
-        """Most tokens of text in a sequence."""
+        """Maximum tokens of text in a sequence."""
         # Runs that differ in their seed are evaluated on the same held-out examples.
         self.seed = recipe.run.seed if split == "train" else 0
         earlier = [stage.length for stage in recipe.examples.stages[:number]]
         is_again = split == "train" and self.stage.length in earlier
         self.again: tuple[int, ...] = (number,) if is_again else ()
-        """The stage's number, where an earlier one of the same length would be trained on a second time."""
+        """The stage's number if an earlier stage has the same length, so that their draws differ; else ()."""
 
     def purpose(self, epoch: int) -> tuple[int | str, ...]:
-        """What tells the draws of an epoch from others; static masks come back, in all stages alike."""
+        """Return the key of an epoch's draws. With static masks the draws repeat, in all stages alike."""
         masking = self.recipe.masking
         if masking.masks == "static":
             return (self.split, self.stage.length, epoch % masking.copies)
         return (self.split, self.stage.length, epoch, *self.again)
 
     def keys(self, what: str, epoch: int, numbers: Numbers) -> Words:
-        """A key for each of these examples: its draws depend on nothing else."""
+        """Return a key for each of these examples; all of its draws follow from the key."""
         return sub_keys(key_of(self.seed, what, *self.purpose(epoch)), numbers)
 
     @cached_property
@@ -128,7 +128,7 @@ class StageSource:
         return SplitText(self.sentences)
 
     def spans(self, epoch: int, numbers: Numbers, examples: ExampleIndex) -> Spans:
-        """The text of examples with these numbers."""
+        """Return the text spans of the examples with these numbers."""
         if self.recipe.examples.pairs == "full-sentences":
             lengths = examples.first_length.astype(np.int64)
             return Spans(*self._split_text.parts(examples.first_start, lengths))
@@ -137,16 +137,16 @@ class StageSource:
 
 
 def make_epoch_index(source: StageSource, epoch: int, *, steps_before: int = 0) -> EpochIndex:
-    """The examples of an epoch in their random order, cut into steps; those before it count in a ramp."""
+    """Build an epoch's index: examples in random order, cut into steps; earlier steps count in a ramp."""
     index = _examples(source, epoch)
-    # The order's key names the epoch itself: static masks bring the same examples back in another order.
+    # The order's key includes the epoch's number: static masks show the same examples in another order.
     key = key_of(source.seed, "order", source.split, source.stage.length, epoch, *source.again)
-    # Stable: which of two equal draws comes first must not depend on numpy's choice of a sorting algorithm.
+    # Stable, so that the order of equal draws does not depend on numpy's choice of a sorting algorithm.
     order = np.argsort(bits(np.uint64(key), np.arange(len(index), dtype=np.uint64)), kind="stable")
     batch, lengths = source.recipe.batch, index.length[order].astype(np.int64)
     starts = cut_steps(lengths, batch, steps_before=steps_before if not source.number else batch.ramp_steps)
     if source.split == "held-out" and starts[-1] < len(order):
-        starts = np.append(starts, len(order))  # evaluation takes what there is
+        starts = np.append(starts, len(order))  # evaluation takes the incomplete step, too
     return EpochIndex(index, order, starts)
 
 
@@ -183,7 +183,7 @@ def _examples(source: StageSource, epoch: int) -> ExampleIndex:
 
 
 def cut_steps(lengths: Numbers, batch: BatchSection, *, steps_before: int = 0) -> Numbers:
-    """Where each whole step starts and the last one ends; what is left at the end makes no step."""
+    """Return the starts of the whole steps and the end of the last; remaining examples are dropped."""
     if batch.by == "sequences":
         ramp = range(steps_before, batch.ramp_steps if batch.ramp_from != "off" else 0)
         begun = np.cumsum([0, *(batch.size_at(step) for step in ramp)])
@@ -193,7 +193,7 @@ def cut_steps(lengths: Numbers, batch: BatchSection, *, steps_before: int = 0) -
     ends = np.cumsum(lengths, dtype=np.int64)
     starts, used = [0], 0
     while starts[-1] < len(lengths):
-        # As many examples as fit, but one at least: a single example may be longer than a step.
+        # As many examples as fit, but at least one: a single example may be longer than a step.
         allowed = batch.size_at(steps_before + len(starts) - 1)
         cut = max(int(np.searchsorted(ends, used + allowed, side="right")), starts[-1] + 1)
         if cut == len(lengths) and ends[-1] - used < allowed:
@@ -204,12 +204,12 @@ def cut_steps(lengths: Numbers, batch: BatchSection, *, steps_before: int = 0) -
 
 
 INDEX_FORMAT = 1
-"""Part of an index's name: to be raised when the same settings come to mean other examples."""
+"""Part of an index's name. Raise it when the same settings come to mean other examples."""
 
 EPOCHS_KEPT = 4
-"""How many indexes stay on disk. At any time one is read, or two while workers cross from epoch to epoch."""
+"""Indexes kept on disk. One is in use, or two while workers cross from one epoch to the next."""
 
-# Recipe keys under the names they had when the first indexes were written: those stay valid.
+# Recipe keys under their names in the first indexes, so that those indexes stay valid.
 _NAMES_IN_DIGEST = {
     "negative_probability": "negative_share",
     "short_probability": "short_share",
@@ -231,23 +231,23 @@ class StepExamples:
     index: ExampleIndex
 
     def part(self, rows: slice) -> "StepExamples":
-        """Some neighbours among these examples."""
+        """Return the examples in a slice of rows."""
         return StepExamples(self.epoch, self.numbers[rows], self.index.rows(rows))
 
 
 class StageIndex:
-    """The steps of one stage of a recipe, counted from 0, through as many epochs as it takes."""
+    """The steps of one stage of a recipe, counted from 0, through as many epochs as needed."""
 
     def __init__(self, source: StageSource, *, cache: Path) -> None:
         self.source = source
         recipe = source.recipe
-        # What is off changes no example: indexes that were made before it could be set stay valid.
+        # Options that are off change no example: leave them out, so that older indexes stay valid.
         off = set() if recipe.examples.short_fraction else {"short_fraction", "short_length"}
         off |= set() if recipe.examples.single_fraction else {"single_fraction"}
         examples = recipe.examples.model_dump(exclude={"objective", "stages", "pair_weight"} | off)
         off = {"ramp_from", "ramp_steps"} if recipe.batch.ramp_from == "off" else set()
-        # The folder's name differs wherever the examples, their order or the steps do, and nowhere else: runs
-        # that only mask or train otherwise share their indexes.
+        # The folder's name depends on everything that changes the examples, their order or the steps, and on
+        # nothing else: runs that differ only in masking or training share their indexes.
         settings = {
             "format": INDEX_FORMAT,
             "store": source.store.hash,
@@ -264,7 +264,7 @@ class StageIndex:
         self._open: tuple[int, EpochIndex] | None = None
 
     def examples(self, step: int) -> StepExamples:
-        """The examples of a step; no step crosses epochs."""
+        """Return the examples of a step; a step never crosses epochs."""
         epoch = 0
         while step >= self.steps_in(epoch):
             step -= self.steps_in(epoch)
@@ -275,7 +275,7 @@ class StageIndex:
         return StepExamples(epoch, numbers, index.examples.rows(numbers))
 
     def steps_in(self, epoch: int) -> int:
-        """How many steps an epoch has; known from its summary, long after its arrays are cleared away."""
+        """Return the number of steps of an epoch, from its summary, which outlives the arrays."""
         while len(self._steps) <= epoch:
             summary = self._summary_file(len(self._steps))
             if not summary.is_file():
@@ -288,21 +288,21 @@ class StageIndex:
         return self._steps[epoch]
 
     def epoch(self, number: int) -> EpochIndex:
-        """The index of an epoch, made if it is not on disk."""
+        """Return the index of an epoch, and build it if it is not on disk."""
         if self._open is None or self._open[0] != number:
             self._open = number, self._read_or_make(number)
         return self._open[1]
 
     def _read_or_make(self, number: int) -> EpochIndex:
-        # Loader workers and ranks all come here at once: one makes the index, the others wait for it at the
-        # lock and find it there. It is looked for again behind the lock, and read outside of it.
+        # Loader workers and ranks arrive here at once. One of them builds the index while the others wait at
+        # the lock, check again, and then read it after releasing the lock.
         folder = self._epoch_folder(number)
         while True:
             if not self._is_there(number):
                 with locked(self._folder / "lock"):
                     if not self._is_there(number):
                         self._make(number)
-            with suppress(FileNotFoundError):  # another process, further on, has just cleared it away
+            with suppress(FileNotFoundError):  # another process, further on, has just deleted it
                 self._check(number)
                 index = ExampleIndex(*(_read_array(folder, name) for name in _INDEX_ARRAYS))
                 return EpochIndex(index, _read_array(folder, "order"), _read_array(folder, "step_starts"))
@@ -312,7 +312,7 @@ class StageIndex:
         return all(file.is_file() for file in [*files, self._summary_file(number)])
 
     def _check(self, number: int) -> None:
-        """Stop at arrays that are not as they were written: the run would silently show other examples."""
+        """Raise an error if a file's checksum differs: the run would silently use other examples."""
         known = read_json(self._summary_file(number), remedy=_DELETE).get(CHECKSUMS, {})
         for name, checksum in known.items():
             file = self._epoch_folder(number) / f"{name}.npy"
@@ -336,11 +336,11 @@ class StageIndex:
                 array = getattr(epoch.examples if name in _INDEX_ARRAYS else epoch, name)
                 np.save(temporary / f"{name}.npy", array)
             checksums = {name: sha256_of(temporary / f"{name}.npy") for name in _ARRAYS}
-        # After the arrays: `_is_there` asks for both, so a process that is killed between the two leaves
-        # nothing that looks whole.
+        # Written after the arrays: `_is_there` requires both, so a process killed between the two leaves an
+        # index that counts as missing.
         summary = {"steps": len(epoch.step_starts) - 1, CHECKSUMS: checksums}
         write_json(self._summary_file(number), summary)
-        # An old epoch's summary stays: a resumed run must know how many steps the epoch had.
+        # An old epoch's summary stays: a resumed run needs the number of steps in that epoch.
         shutil.rmtree(self._epoch_folder(number - EPOCHS_KEPT), ignore_errors=True)
 
     def _epoch_folder(self, epoch: int) -> Path:
@@ -351,5 +351,5 @@ class StageIndex:
 
 
 def _read_array(folder: Path, name: str) -> NDArray[Any]:
-    # As a plain array: indexing a np.memmap costs more.
+    # As a plain array: indexing an np.memmap costs more.
     return np.asarray(open_array(folder / f"{name}.npy", remedy=_DELETE))

@@ -1,18 +1,18 @@
-"""Which tokens the model must predict, and what it is shown in their place (Devlin et al. 2018, 3.1).
+"""Masking: choose the tokens to predict, and what the model sees in their place (Devlin et al. 2018, 3.1).
 
 1. Units: the text is divided into units that are masked whole (`UNITS`: a new kind is a line there, and its
    name in the recipe's `Unit`).
 2. Choice: units are taken in random order until the budget of a sequence is spent, for many sequences in lock
-   step. One that would exceed the budget is skipped (BERT's whole word masking). With runs of units (ALBERT's
-   n-grams), a sampled run that exceeds the budget is tried shorter, and one that touches a chosen unit is
-   skipped. The loop goes over ranks in that order, the arrays over sequences.
-3. Replacement: each chosen token is shown as the mask, as a random token, or as it is.
+   step. A unit that would exceed the budget is skipped (BERT's whole word masking). With runs of units
+   (ALBERT's n-grams), a sampled run that exceeds the budget is tried shorter, and a run that touches a chosen
+   unit is skipped. The loop goes over ranks in that order, the arrays over sequences.
+3. Replacement: each chosen token is shown as the mask, as a random token, or unchanged.
 
-Every random number belongs to a key of the example itself and a counter, so masks depend neither on workers
+Every random number follows from a key of the example itself and a counter, so masks depend neither on workers
 nor on the batch that an example is part of.
 
-Shapes: X tokens of text, N spans of text, P predicted tokens, S sequences, U units, G most units a sequence
-has, K ranks tried, R longest run, C chosen units.
+Shapes: X tokens of text, N spans of text, P predicted tokens, S sequences, U units, G most units per
+sequence, K ranks tried, R longest run, C chosen units.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,23 +32,23 @@ from bertsmith.text.word_boundaries import Flags, WordBoundaries
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The text of some sequences, without special tokens, and what decides about its masks."""
+    """The text of some sequences, without special tokens, with the keys and codes that decide its masks."""
 
     tokens_X: Numbers
     span_lengths_N: Numbers
     lengths_S: Numbers
     whole_lengths_S: Numbers
-    """Lengths with the special tokens, of which the masked fraction is counted."""
+    """Lengths with special tokens, the basis of the masking budget."""
     keys_S: Words
     codes_X: NDArray[np.uint8] | None = None
-    """The store's unit codes, where a level asks for them."""
+    """The store's unit codes, if a level uses them."""
     next_codes_N: NDArray[np.uint8] | None = None
-    """The code of the token that follows each span in the store."""
+    """Unit code of the token after each span in the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitMarks:
-    """Where units start, and at which of these starts a unit stands that must not be chosen."""
+    """Flags of the tokens that start a unit, and of the starts whose unit must not be chosen."""
 
     starts_X: Flags
     barred_X: Flags
@@ -56,13 +56,13 @@ class UnitMarks:
 
 @dataclass(frozen=True, slots=True)
 class MaskingUnit:
-    """A kind of unit that is masked whole: how it is found in a text, and how units of it are chosen."""
+    """A kind of unit that is masked whole: how to find its units in a text, and how to choose among them."""
 
     mark: Callable[[Text, WordBoundaries], UnitMarks]
     in_runs: bool = False
-    """Chosen as runs of 1 to masking.longest_ngram neighbours, not one by one."""
+    """True if units are chosen in runs of 1 to masking.longest_ngram neighbours, not one by one."""
     in_store: bool = False
-    """Known only to stores that were made with a lexicon, by the unit codes of their tokens."""
+    """True if only stores made with a lexicon have these units, as unit codes of their tokens."""
 
 
 def _mark_tokens(text: Text, boundaries: WordBoundaries) -> UnitMarks:  # noqa: ARG001
@@ -70,14 +70,14 @@ def _mark_tokens(text: Text, boundaries: WordBoundaries) -> UnitMarks:  # noqa: 
 
 
 def _mark_words(text: Text, boundaries: WordBoundaries) -> UnitMarks:
-    # What a word is, the lexicon of the store and masking agree on; a span always starts one. A word that
-    # truncation has cut is what is left of it, as in BERT's code.
+    # The store's lexicon and masking share one definition of a word; a span always starts one. A word that
+    # truncation has cut is its remaining part, as in BERT's code.
     starts_X = boundaries.begins(text.tokens_X, text.span_lengths_N)[:-1]
     return UnitMarks(starts_X, np.zeros(len(starts_X), np.bool_))
 
 
 def _mark_stored(text: Text, boundaries: WordBoundaries, *, kind: int) -> UnitMarks:
-    """The store's units of this kind, and words everywhere else, as a level of ERNIE's masks them.
+    """Mark the store's units of this kind, and words everywhere else, as a level of ERNIE's masks them.
 
     A unit that truncation has cut is never chosen.
     """
@@ -106,7 +106,7 @@ UNITS: dict[Unit, MaskingUnit] = {
 
 
 def uncut_units(text: Text, unit: Unit, *, boundaries: WordBoundaries) -> tuple[Numbers, Numbers]:
-    """Where the phrases or entities start and end that truncation has not cut."""
+    """Return the starts and ends of the phrases or entities that truncation has not cut."""
     assert text.codes_X is not None
     marks = UNITS[unit].mark(text, boundaries)
     starts_U = np.flatnonzero(marks.starts_X)
@@ -115,7 +115,7 @@ def uncut_units(text: Text, unit: Unit, *, boundaries: WordBoundaries) -> tuple[
     return starts_U[is_uncut_U], ends_U[is_uncut_U]
 
 
-_TOO_LARGE = 1 << 30  # the size of what must not be chosen: it fits into no budget
+_TOO_LARGE = 1 << 30  # the size of units that must not be chosen: it fits into no budget
 _RANK_BITS = np.uint64(0xFFFF)
 _RUN_DRAWS = 1 << 32
 
@@ -125,20 +125,20 @@ class Units:
     """The units of some sequences, one after the other."""
 
     sizes_U: Numbers
-    """In tokens."""
+    """Sizes in tokens."""
     barred_U: Flags
     counts_S: Numbers
-    """Units in each sequence."""
+    """Number of units in each sequence."""
     keys_S: Words
     weights_U: NDArray[np.float64] | None = None
-    """How often each is chosen beside others, where they are not alike."""
+    """Relative frequency of choosing each unit, or None if all are equal."""
 
 
 def choose_units(units: Units, budgets_S: Numbers) -> Flags:
-    """Which units to mask, each chosen alone."""
+    """Choose the units to mask, one at a time."""
     table = _Table(units)
-    # Sorting all units of all sequences would be most of the work, and a budget is nearly always spent within
-    # the first few. Where it is not, all are sorted: the draws are the same, so the same units come first.
+    # Sorting all units of all sequences would be most of the work, but the first few nearly always spend the
+    # budget. If not, sort all of them: the draws are the same, so the same units come first.
     for ranks in table.depths(budgets_S):
         order_SK = table.random_order(ranks)
         # Ranks first and contiguous: the loop reads one row of sizes after the other.
@@ -146,7 +146,7 @@ def choose_units(units: Units, budgets_S: Numbers) -> Flags:
         chosen_KS = np.zeros(sizes_KS.shape, np.bool_)
         left_S = budgets_S.copy()
         for rank, sizes_S in enumerate(sizes_KS):
-            # A unit that does not fit is skipped and never cut: half a word would betray the other half.
+            # A unit that does not fit is skipped and never cut: half a word would give away the other half.
             fits_S = np.less_equal(sizes_S, left_S, out=chosen_KS[rank])
             left_S -= sizes_S * fits_S
             if not left_S.any():
@@ -158,7 +158,7 @@ def choose_units(units: Units, budgets_S: Numbers) -> Flags:
 
 
 def choose_runs(units: Units, budgets_S: Numbers, *, max_run_S: Numbers) -> Flags:
-    """Which units to mask, chosen in runs of one to `max_run_S` neighbours."""
+    """Choose the units to mask, in runs of one to `max_run_S` neighbours."""
     table = _Table(units)
     runs_RSG = table.run_sizes(max_run_S)
     max_run, count, width = runs_RSG.shape
@@ -167,11 +167,11 @@ def choose_runs(units: Units, budgets_S: Numbers, *, max_run_S: Numbers) -> Flag
         order_SK = table.random_order(ranks)
         runs_KRS = np.stack([np.take_along_axis(runs_SG, order_SK, axis=1) for runs_SG in runs_RSG]).T
         runs_KRS = np.ascontiguousarray(runs_KRS.transpose(0, 2, 1))
-        # Which units the chosen runs cover: a flat table whose rows have a margin for runs that pass the end.
+        # Units covered by the chosen runs: a flat table whose rows have a margin for runs past the end.
         covered = np.zeros(count * (width + max_run), np.bool_)
         left_S = budgets_S.copy()
         for units_S, runs_RS in zip(order_SK.T, runs_KRS, strict=True):
-            # A longer run is never smaller, so the number of runs that fit is the length of the longest one.
+            # A longer run is never smaller, so the number that fit is the longest one's length.
             lengths_S = np.count_nonzero(runs_RS <= left_S, axis=0)
             cells_RS = sequences_S * (width + max_run) + units_S + offsets_R
             in_run_RS = offsets_R < lengths_S
@@ -186,21 +186,21 @@ def choose_runs(units: Units, budgets_S: Numbers, *, max_run_S: Numbers) -> Flag
 
 
 def run_weights(max_run: int) -> NDArray[np.float64]:
-    """The probability of a run of 1, 2, ... units: proportional to 1/n (ALBERT)."""
+    """Return the probabilities of runs of 1, 2, ... units: proportional to 1/n (ALBERT)."""
     weights_R: NDArray[np.float64] = 1 / np.arange(1, max_run + 1)
     weights_R /= weights_R.sum()
     return weights_R
 
 
 class _Table:
-    """The units as a table, a row for each sequence."""
+    """The units as a table with a row per sequence."""
 
     def __init__(self, units: Units) -> None:
         self.keys_S = units.keys_S
         self.width = int(units.counts_S.max(initial=0))
         assert self.width <= _RANK_BITS
         self.numbers_1G = np.arange(self.width)[None]
-        # Rows are as long as the longest one; what does not exist there is too large for any budget.
+        # All rows are as long as the longest one; missing units are too large for any budget.
         self.exists_SG = self.numbers_1G < units.counts_S[:, None]
         self.sizes_SG = np.full(self.exists_SG.shape, _TOO_LARGE)
         self.sizes_SG[self.exists_SG] = np.where(units.barred_U, _TOO_LARGE, units.sizes_U)
@@ -212,22 +212,22 @@ class _Table:
         self._total = len(units.sizes_U)
 
     def depths(self, budgets_S: Numbers) -> Iterator[int]:
-        """How many ranks to look at: nearly always enough, and then all."""
+        """Yield how many ranks to try: a number that is nearly always enough, then all."""
         enough = 2 * int(budgets_S.max(initial=0)) + 16
         if enough < self.width:
             yield enough  # sorting only these is what makes long sequences cheap
         yield self.width
 
     def random_order(self, ranks: int) -> Numbers:
-        """The numbers of the units that come first in the order of their draws."""
-        # A random number for each unit, and these sorted: unlike a shuffle that swaps, it needs no state that
-        # goes from one draw to the next, and each sequence has its order whatever stands beside it.
+        """Return the numbers of the first `ranks` units of each sequence, in random order."""
+        # Sort by a random number for each unit. Unlike a shuffle by swaps, this has no state between draws,
+        # so the order in one sequence does not depend on the other sequences.
         numbers_1G = self.numbers_1G.astype(np.uint64)
         if self.weights_SG is None:
             sampled_SG = bits(self.keys_S[:, None], numbers_1G)
         else:
-            # Waiting times at these rates: the order is that of drawing by weight without putting back
-            # (Efraimidis & Spirakis 2006), and the bits of positive numbers sort as the numbers do.
+            # Waiting times at these rates: their order equals drawing by weight without replacement
+            # (Efraimidis & Spirakis 2006), and the bits of positive floats sort as the floats do.
             drawn_SG = uniforms(self.keys_S[:, None], numbers_1G)
             sampled_SG = (-np.log1p(-drawn_SG) / self.weights_SG).view(np.uint64)
         sampled_SG |= _RANK_BITS
@@ -240,20 +240,20 @@ class _Table:
         return (sampled_SG & _RANK_BITS).astype(np.int64)
 
     def flags(self, sequence_C: Numbers, number_C: Numbers) -> Flags:
-        """Flags of all units, set for those chosen: their sequence and their number in it."""
+        """Return flags of all units, set for the chosen ones: their sequence and their number in it."""
         chosen_U = np.zeros(self._total, np.bool_)
         chosen_U[self._first_S[sequence_C] + number_C] = True
         return chosen_U
 
     def run_sizes(self, max_run_S: Numbers) -> Numbers:
-        """The tokens [R, S, G] of the run of 1 to R units from each; too many beyond the sampled length."""
+        """Return the sizes [R, S, G] of runs of 1 to R units; _TOO_LARGE beyond the sampled length."""
         max_run, width = int(max_run_S.max(initial=1)), self.width
-        # Not the counters of `random_order`: a unit's rank and the length of its run must not be one draw.
+        # Counters other than those of `random_order`: a unit's rank and its run length must be independent.
         counters_1G = (self.numbers_1G + _RUN_DRAWS).astype(np.uint64)
         limits = np.cumsum(run_weights(max_run))[:-1]
         sampled_SG = 1 + np.searchsorted(limits, uniforms(self.keys_S[:, None], counters_1G), side="right")
         sampled_SG = np.where(max_run_S[:, None] > 1, sampled_SG, 1)
-        # A run's tokens are a difference of running sums, which behind a sequence's last unit stay the same.
+        # A run's size is a difference of running sums, which stay constant after a sequence's last unit.
         before_SG = np.zeros((len(max_run_S), width + max_run), np.int64)
         np.cumsum(np.where(self.exists_SG, self.sizes_SG, 0), axis=1, out=before_SG[:, 1 : width + 1])
         before_SG[:, width + 1 :] = before_SG[:, width : width + 1]
@@ -264,40 +264,40 @@ class _Table:
         return runs_RSG
 
 
-# Numbers of the draws under a sequence's key, far from those that choosing units takes. They must never
-# change: a run that resumes would get other masks.
+# Numbers of the draws under a sequence's key, far from those for choosing units. Never change them: a resumed
+# run would get other masks.
 _FATE, _REPLACEMENT, _LEVEL, _FRACTION, _SAMPLING = (number << 32 for number in (2, 3, 4, 5, 6))
 SAMPLING_BITS = 30
-"""Of the draws that tokens are sampled with: sums of so many bits fit into 32."""
+"""Bits of the draws that sample tokens: sums of this many bits fit into 32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What masking must know about a tokenizer's ids."""
+    """The properties of a tokenizer's ids that masking depends on."""
 
     mask_id: int
     random_ids: Numbers
-    """The ids that a random token is sampled from."""
+    """Ids to sample random tokens from."""
     boundaries: WordBoundaries
     weights_V: NDArray[np.float64] | None = None
-    """How often each token is chosen beside others (masking.smoothing); None: all alike."""
+    """Relative frequency of choosing each token (masking.smoothing), or None if all are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Masks:
-    """The predicted tokens, in their order."""
+    """The predicted tokens, in order."""
 
     indices_P: Numbers
-    """Where they stand in the text."""
+    """Indices into the text."""
     shown_P: Numbers
-    """What the model sees there."""
+    """Ids that the model sees at these indices."""
 
 
 def read_vocabulary(
     tokenizer: Tokenizer, masking: MaskingSection, token_counts: NDArray[np.int64] | None = None
 ) -> Vocabulary:
-    """What masking needs of the ids; the counts of tokens only where rare ones are chosen more often."""
-    # A gap is an id without a token: its embedding is trained by nothing, and must not be shown.
+    """Read the properties of the ids; token_counts is needed only to choose rare tokens more often."""
+    # A gap is an id without a token: its embedding is never trained, and must not be shown.
     excluded = set(tokenizer.gaps)
     if masking.random_from == "ordinary":
         excluded |= tokenizer.special_ids
@@ -310,23 +310,23 @@ def read_vocabulary(
 
 
 def stored_units(masking: MaskingSection) -> list[Unit]:
-    """What is masked whole that only the store knows: phrases, entities, both or none."""
+    """Return the kinds of units in a recipe that only the store knows: phrases, entities, both or none."""
     return sorted({level.unit for level in _levels_of(masking) if UNITS[level.unit].in_store})
 
 
 @dataclass(frozen=True, slots=True)
 class Masker:
-    """A masking section made ready for a vocabulary."""
+    """Masks text by a masking section, for one vocabulary."""
 
     masking: MaskingSection
     vocabulary: Vocabulary
     max_predictions: int
-    """Most predicted tokens a sequence."""
+    """Maximum predicted tokens per sequence."""
 
     def masks(self, text: Text, *, progress: float, rate: float | None = None) -> Masks:
-        """The masks of these sequences at a rate, by default the recipe's first one.
+        """Return the masks of these sequences at a rate, by default the recipe's initial rate.
 
-        The run's progress tells the level where levels follow each other.
+        With masking.levels_by = stage, the run's progress selects the level.
         """
         levels = _levels_of(self.masking)
         limits = np.cumsum([level.fraction for level in levels])[:-1]
@@ -334,7 +334,7 @@ class Masker:
             level_S = np.full(len(text.lengths_S), np.searchsorted(limits, progress, side="right"))
         else:
             level_S = np.searchsorted(limits, uniforms(text.keys_S, np.uint64(_LEVEL)), side="right")
-        # Units: each level marks the whole text, and what it marked is taken where its sequences are.
+        # Units: each level marks the whole text, and its marks are used for the sequences of that level.
         starts_X, barred_X = (np.zeros(len(text.tokens_X), np.bool_) for _ in range(2))
         level_X = np.repeat(level_S, text.lengths_S)
         for number in np.unique(level_S).tolist():
@@ -361,7 +361,7 @@ class Masker:
         return Masks(indices_P, self._shown(text, indices_P))
 
     def _budgets(self, text: Text, rate: float) -> Numbers:
-        """How many tokens to predict, of each sequence with its special tokens counted."""
+        """Return the number of tokens to predict in each sequence; special tokens count in its length."""
         expected_S = rate * text.whole_lengths_S
         if self.masking.count == "stochastic":  # fairseq, mask_tokens_dataset.py
             budgets_S = np.floor(expected_S + uniforms(text.keys_S, np.uint64(_FRACTION)))
@@ -370,14 +370,14 @@ class Masker:
         return np.minimum(budgets_S, self.max_predictions).astype(np.int64)
 
     def sampling_draws(self, text: Text, indices_P: Numbers) -> Numbers:
-        """A whole number below 2**SAMPLING_BITS for each of these tokens, to sample what replaces it with."""
+        """Draw a whole number below 2**SAMPLING_BITS for each of these tokens, to sample its replacement."""
         keys_P, number_P = _keys_of_tokens(text, indices_P)
         sampled_P = uniforms(keys_P, (number_P + _SAMPLING).astype(np.uint64))
         draws_P: Numbers = (sampled_P * 2.0**SAMPLING_BITS).astype(np.int64)
         return draws_P
 
     def _shown(self, text: Text, indices_P: Numbers) -> Numbers:
-        """The mask, a random token, or what was there: each token draws for itself."""
+        """Return the mask, a random token or the original for each token, drawn independently."""
         keys_P, number_P = _keys_of_tokens(text, indices_P)
         fate_P = uniforms(keys_P, (number_P + _FATE).astype(np.uint64))
         sampled_P = uniforms(keys_P, (number_P + _REPLACEMENT).astype(np.uint64))
@@ -388,8 +388,8 @@ class Masker:
 
 
 def _keys_of_tokens(text: Text, indices_P: Numbers) -> tuple[Words, Numbers]:
-    """The key of each token's sequence, and the token's index within it: the counter of its draws."""
-    # Not its index in the batch: so no neighbour matters.
+    """Return the key of each token's sequence and the token's index in it, the counter of its draws."""
+    # The index in the sequence, not in the batch, so that other sequences do not matter.
     ends_S = np.cumsum(text.lengths_S)
     sequence_P = np.searchsorted(ends_S, indices_P, side="right")
     return text.keys_S[sequence_P], indices_P - (ends_S - text.lengths_S)[sequence_P]

@@ -1,7 +1,7 @@
-"""Feature-based use of an encoder: frozen states under BiLSTMs that learn (Devlin et al. 2018, 5.3).
+"""Feature-based use of an encoder: trained BiLSTMs over frozen states (Devlin et al. 2018, 5.3).
 
-Shapes: L states of a token, T packed tokens, S sequences, D width of what comes in, W width of one direction;
-G parts of sequences (the two texts of each pair), N longest part; C outputs.
+Shapes: L states of a token, T packed tokens, S sequences, D input width, W width of one direction; G parts of
+sequences (the two texts of each pair), N longest part; C outputs.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from bertsmith.recipe.finetuning_schema import FeaturesSection
 
 Reads = Literal["sentence", "tokens"]
 LAYERS = 2
-"""Devlin et al. 2018, 5.3."""
+"""Number of LSTM layers (Devlin et al. 2018, 5.3)."""
 
 
 class LayerMix(nn.Module):
-    """The sum of several layers' states with weights that add up to 1, times one number; first their mean.
+    """The weighted sum of several layers' states, times one number; weights sum to 1 and start equal.
 
     Peters et al. 2018, equation 1.
     """
@@ -36,7 +36,7 @@ class LayerMix(nn.Module):
         self.gamma = nn.Parameter(torch.ones(()))
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """From one [T, D] for each layer to their mix [T, D]."""
+        """Mix one [T, D] per layer into [T, D]."""
         assert len(states) == len(self.weights_L), "one weight for each layer"
         fractions_L = self.weights_L.softmax(0)
         mixed_TD = sum(fraction * state for fraction, state in zip(fractions_L, states, strict=True))
@@ -45,24 +45,24 @@ class LayerMix(nn.Module):
 
 
 class LayerConcatenation(nn.Module):
-    """The states of several layers side by side."""
+    """The states of several layers, concatenated."""
 
     def forward(self, states: Sequence[Tensor]) -> Tensor:
-        """From one [T, D] for each layer to [T, L * D]."""
+        """Concatenate one [T, D] per layer to [T, L * D]."""
         return torch.cat(tuple(states), -1)
 
 
 class PackedBiLstm(nn.Module):
-    """Two layers of LSTMs in both directions over packed sequences, none of which sees another."""
+    """Two layers of bidirectional LSTMs over packed sequences, each computed independently."""
 
     def __init__(self, width_in: int, width: int, *, dropout: float) -> None:
         super().__init__()
         self.lstm = nn.LSTM(width_in, width, num_layers=LAYERS, bidirectional=True, dropout=dropout)
 
     def forward(self, values_TD: Tensor, layout: Layout) -> Tensor:
-        """Both directions' states of each row [T, 2W]."""
-        # An LSTM wants all first rows, that of the longest sequence before the others, then all second ones,
-        # and how many there are of each; ranks by length keep the order the same within each such group.
+        """Return both directions' states of each row [T, 2W]."""
+        # An LSTM expects all first rows, with the longest sequence's first, then all second rows, and the
+        # number of each. Ranks by length keep the order the same within each group.
         starts_S1 = layout.starts_S1.cpu().long()
         lengths_S = starts_S1.diff()
         ranks_S = lengths_S.argsort(descending=True, stable=True).argsort()
@@ -75,12 +75,12 @@ class PackedBiLstm(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What of a sequence is scored."""
+    """The part of a sequence that is scored."""
 
     reads: Reads
-    """That of the task's head (`tasks.kinds.kind`)."""
+    """Reading of the task's head (`tasks.kinds.kind`)."""
     separator: int | None = None
-    """The token that ends the first text of a pair; None where a text stands alone."""
+    """Token that ends the first text of a pair; None for single texts."""
 
 
 class FeatureScorer(nn.Module):
@@ -104,7 +104,7 @@ class FeatureScorer(nn.Module):
         self.mix: LayerMix | LayerConcatenation
         if features.combine == "weighted-sum" and len(self.layers) > 1:
             self.mix = LayerMix(len(self.layers))
-        else:  # of a single layer there is nothing to weigh
+        else:  # a single layer needs no weight
             self.mix, width_in = LayerConcatenation(), len(self.layers) * width_in
         self.dropout = nn.Dropout(dropout)
         self.reader: TokenReader | TextReader | PairReader
@@ -127,7 +127,7 @@ class FeatureScorer(nn.Module):
         self.output.to(exact_outputs(words.dtype))
 
     def forward(self, inputs: PackedBatch, states: Sequence[Tensor] | None = None) -> Tensor:
-        """[T, C] for tags and spans, else [S, C]; `states` are those of its layers, where they are known."""
+        """Return [T, C] for tags and spans, else [S, C]; `states` are those of its layers, if known."""
         if states is None:
             with torch.no_grad():
                 every = self.network.encoder.hidden_states(inputs)
@@ -139,7 +139,7 @@ class FeatureScorer(nn.Module):
         return scores
 
     def layer_weights(self) -> dict[str, float]:
-        """How much each layer weighs in the sum, as learned, and the number that scales it; else nothing."""
+        """Return the learned weight of each layer in the sum, and the sum's scale; {} without a sum."""
         if not isinstance(self.mix, LayerMix):
             return {}
         weights = self.mix.weights_L.detach().double().softmax(0).tolist()
@@ -148,14 +148,14 @@ class FeatureScorer(nn.Module):
         }
 
     def train(self, mode: bool = True) -> "FeatureScorer":
-        """Set the mode of what learns; the encoder never drops anything."""
+        """Set the mode of the trained parts; the encoder never applies dropout."""
         super().train(mode)
         self.network.eval()
         return self
 
 
 class TokenReader(nn.Module):
-    """A BiLSTM's states of every token."""
+    """Scores every token, from a BiLSTM's states."""
 
     def __init__(self, width_in: int, width: int, *, dropout: float) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class TokenReader(nn.Module):
 
 
 class TextReader(nn.Module):
-    """The largest and the mean of a BiLSTM's states."""
+    """Pools a text: the maximum and the mean of a BiLSTM's states."""
 
     def __init__(self, width_in: int, width: int, *, dropout: float) -> None:
         super().__init__()
@@ -180,8 +180,10 @@ class TextReader(nn.Module):
 
 
 class PairReader(nn.Module):
-    """Two texts that look at each other, as in ESIM (Chen et al. 2017): each is read, every token is compared
-    with what it finds in the other text, and the comparisons are read again."""
+    """Pools a pair of texts that attend to each other, as in ESIM (Chen et al. 2017).
+
+    Each token is compared with what it attends to in the other text; a second BiLSTM reads the comparisons.
+    """
 
     def __init__(self, width_in: int, width: int, *, separator: int, dropout: float) -> None:
         super().__init__()
@@ -201,9 +203,9 @@ class PairReader(nn.Module):
 
 
 def _parts_of_pairs(inputs: PackedBatch, separator: int) -> Layout:
-    """The layout in which each text of a pair is a sequence; the second is empty where there is none.
+    """Return a layout with each text of a pair as a sequence; a missing second text is empty.
 
-    The first ends with the first separator: segments would not do, as RoBERTa's are 0 in both texts.
+    The first text ends with the first separator: segments would not do, as RoBERTa's are 0 in both texts.
     """
     starts_S1 = inputs.layout.starts_S1
     before_T1 = nn.functional.pad((inputs.tokens_T == separator).cumsum(0), (1, 0))
@@ -218,7 +220,7 @@ def _parts_of_pairs(inputs: PackedBatch, separator: int) -> Layout:
 
 
 def _found_in_partner(states_TD: Tensor, parts: Layout) -> Tensor:
-    """For each token, the mix of the other text's states that it attends to; 0 without a partner."""
+    """Return, for each token, the mix of the other text's states that it attends to; 0 without a partner."""
     starts_G = parts.starts_S1[:-1].long()
     lengths_G = parts.starts_S1.diff().long()
     column_N = torch.arange(int(lengths_G.max()), device=states_TD.device)
@@ -237,7 +239,7 @@ def _found_in_partner(states_TD: Tensor, parts: Layout) -> Tensor:
 
 
 def _pooled(states_TD: Tensor, layout: Layout) -> Tensor:
-    """Largest and mean of each sequence's states [S, 2D]; 0 for an empty one."""
+    """Return maximum and mean of each sequence's states [S, 2D]; 0 for an empty one."""
     states_TD = _exact(states_TD)
     empty_S = layout.starts_S1.diff() == 0
     largest_SD = largest_of_rows(states_TD, layout).masked_fill(empty_S[:, None], 0.0)
@@ -245,5 +247,5 @@ def _pooled(states_TD: Tensor, layout: Layout) -> Tensor:
 
 
 def _exact(values: Tensor) -> Tensor:
-    """Values in fp32 or better."""
+    """Return values in fp32 or better."""
     return values if values.dtype == torch.float64 else values.float()

@@ -1,4 +1,4 @@
-"""Which states of an encoder are features, what they are called, and which encoder they belong to."""
+"""The states of an encoder that can be features: their numbers, their names, and a hash of the encoder."""
 
 import hashlib
 
@@ -7,7 +7,7 @@ from bertsmith.recipe.finetuning_schema import LayerChoice
 
 
 def layer_numbers(choice: LayerChoice, layers: int) -> tuple[int, ...]:
-    """The numbers of the chosen states of an encoder with so many layers; 0 are its embeddings."""
+    """Return the numbers of the chosen states of an encoder with this many layers; 0 means the embeddings."""
     every = tuple(range(layers + 1))
     chosen = {
         "embeddings": every[:1],
@@ -21,12 +21,12 @@ def layer_numbers(choice: LayerChoice, layers: int) -> tuple[int, ...]:
 
 
 def layer_name(number: int) -> str:
-    """What the states of a number are called in tables."""
+    """Return the name of a state in tables."""
     return "embeddings" if number == 0 else f"layer {number}"
 
 
 def encoder_hash(network: Network) -> str:
-    """A hash of all that decides the states which an encoder gives for tokens."""
+    """Return a hash of everything that determines an encoder's states for tokens."""
     digest = hashlib.sha256(repr(network.config).encode())
     for name, tensor in sorted(network.encoder.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -19,6 +19,7 @@ from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from bertsmith.core.arrays import open_array
 from bertsmith.core.cache import cached_array, caching_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
@@ -54,12 +55,13 @@ def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[
             return ()
         if missing:
             _compute(missing, encoded, model, shape)
+        kept |= {number: open_array(file, remedy="remove it") for number, file in missing.items()}
+    except FileNotFoundError:  # another process has cleared the cache
+        return ()
     except UserError as error:
         _warn_once(f"{folder}: {error.what}; the encoder runs at every step")
         return ()
-    opened = [kept[number] if number not in missing else cached_array(files[number]) for number in files]
-    found = tuple(each for each in opened if each is not None)
-    return found if len(found) == len(files) else ()  # another process may have cleared the cache
+    return tuple(each for each in kept.values() if each is not None)
 
 
 def cached_vectors(encoded: EncodedSet, model: TaskModel, folder: Path) -> States:

@@ -168,12 +168,14 @@ def finetune_on(
     """Fine-tune on examples that were read before; all processes call it."""
     folder, hashes = finetuning_folder(assignment.out), hashes_of(splits.splits)
     world.on_main(lambda: check_same_run(assignment))
-    if folder.finished and not lengthens_a_run(assignment):
+    if not lengthens_a_run(assignment) and folder.ended_whole(world):
         world.on_main(lambda: check_same_examples(folder, hashes))
         return _finished_before(assignment, world, callback)
     with folder.locked(world), StopRequested(callback.on_signal) as stop:
         world.on_main(lambda: check_same_examples(folder, hashes))
         lengthens = lengthens_a_run(assignment)
+        if not lengthens and (said := world.on_main(folder.put_damaged_model_aside)):
+            callback.on_message(said)
         if folder.finished and not lengthens:  # another process ended it just now
             return _finished_before(assignment, world, callback)
         clock = Clock()  # loading and encoding count as time spent

@@ -102,6 +102,7 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
     card = model_card(finished, picture=(folder.path / CURVES_FILE).exists())
     write_text(folder.path / "card.md", card)
     _write_model_folder(folder, finished, card)
+    folder.write_manifest()
     for name, split in finished.splits.items():
         _write_split(folder, finished, name, split)
     result = {

@@ -25,12 +25,14 @@ DEFAULTS_FILE = "task_defaults.toml"
 STEPS = 250
 """A run has at least about this many steps, unless the data are so few that they would be seen too often."""
 MIN_PASSES, MAX_PASSES = 3, 20
+LONG_RUN, EVALUATIONS, PATIENCE = 1_000, 10, 3
+"""A run of more steps is evaluated so often, and ends after so many evaluations that were not better."""
 FEW_ROWS = 500
 """Below it a step has half as many examples, so that few passes have more steps."""
 MEASURED_TEXTS, MAX_LONGEST = 2_000, 512
 UNCUT = 0.95
 """Fraction of the training texts that are not cut."""
-KNOWN_SIZE, KNOWN_RATE, KNOWN_LORA_RATE, SIZE_EXPONENT = 22e6, 2e-4, 4e-3, 0.85
+KNOWN_SIZE, KNOWN_RATE, KNOWN_LORA_RATE, SIZE_EXPONENT = 22e6, 2e-4, 2e-3, 0.85
 """Rates fall with this power of the weights, from a 22M model (measured) to BERT-Large (the papers)."""
 
 
@@ -78,6 +80,9 @@ def suited_recipe(
         passes = min(max(MIN_PASSES, round(STEPS * batch / rows)), MAX_PASSES)
         values |= {"optim.peak_lr": rate, "run.epochs": float(passes)}
         values |= {"run.examples": batch, "head.weights": "solved"}
+        # Weights that the user keeps to the last leave nothing to wait for.
+        if passes * rows > LONG_RUN * batch and splits.evaluation_names and "run.keep" not in asked.origins:
+            values |= {"run.evaluations": EVALUATIONS, "run.patience": PATIENCE}
     if head == "lora":
         values["lora.targets"] = get_args(Target)
     lines = [("the model and the data", f"{key}={value_text(value)}") for key, value in values.items()]
@@ -96,6 +101,8 @@ def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> 
         passes = f"{epochs:g} passes of {counted(rows, 'example')} ({steps:,} steps)"
         if recipe.run.minutes != "off":
             passes += f" or {counted(recipe.run.minutes, 'minute')}, whichever ends first"
+        if recipe.run.patience != "off":
+            passes += f", fewer if {recipe.run.patience} of {recipe.run.evaluations} evaluations gain nothing"
         shown = [f"rate {recipe.optim.peak_lr:g} ({source})", passes, *shown]
         if recipe.head.encoder == "lora":
             shown.append(f"adapters on {', '.join(recipe.lora.targets)}")

@@ -1,7 +1,7 @@
-"""Adapter folders in the format of peft: LoRA over a base model that is named, and the heads trained with it.
+"""Adapter folders in the format of peft: LoRA over a base model, and the heads trained with it.
 
-`adapter_config.json` says how, `adapter_model.safetensors` holds A and B of each layer and the whole weights
-of the heads. What peft can also say there and bertsmith does not do is refused, and nothing is skipped.
+`adapter_config.json` contains the settings, `adapter_model.safetensors` A and B of each layer and the whole
+weights of the heads. Settings of peft that bertsmith does not support are refused; nothing is skipped.
 """
 
 import hashlib
@@ -41,14 +41,14 @@ from bertsmith.model.tensor_files import FOR_TORCH, read_metadata, read_safetens
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 BASE_FINGERPRINT = "base_fingerprint"
-"""In the metadata of the weights: peft takes no keys of others in its config."""
+"""Key in the metadata of the weights file: peft rejects unknown keys in its config."""
 FINGERPRINT_VALUES = 256
-"""Of each weight, about."""
+"""Approximate number of values of each weight that the fingerprint covers."""
 PREFIX = "base_model.model."
-"""What peft puts before every published name."""
+"""Prefix that peft adds to every published name."""
 LOW_RANK_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
 TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}
-"""peft's name for what a head does; it has none for choices among texts."""
+"""peft's task type of each head; peft has none for choices among texts."""
 WITHOUT_EFFECT = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "task_type"),
     *("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"),
@@ -56,41 +56,41 @@ WITHOUT_EFFECT = {
     *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying", "runtime_config"),
     *("corda_config", "eva_config", "lora_ga_config"),
 }
-"""Keys that are read here, or that the tensors say better, or that matter to training alone. (A rank is that
-of the tensors; fan_in_fan_out is for layers that BERTs have not, and peft turns it off for those they have.)
-Any other key must be off."""
+"""Keys that are read here, that the tensors determine, or that matter only in training. (The rank is that of
+the tensors; fan_in_fan_out is for layers that BERTs do not have, and peft turns it off for other layers.) Any
+other key must be off."""
 PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the weights of the base as they are."""
 NO_FOLDER = (UserError, OSError, RuntimeError, ValueError)
-"""What a name in a file can come to: no folder, one too long for the disk, in no user's home, with a null."""
+"""Errors that an untrusted path can raise: missing, too long, unknown home directory, NUL byte."""
 MAX_NAME = 200
 BROKEN = "copy the whole adapter folder again, or train it again"
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """What an adapter folder holds."""
+    """Content of an adapter folder."""
 
     folder: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    """Under their published names, without peft's prefix."""
+    """Tensors by published name, without peft's prefix."""
     base_fingerprint: str = ""
-    """Of the base that it was trained over; others than we write none."""
+    """Fingerprint of the base that it was trained over; only bertsmith writes one."""
 
     @property
     def base(self) -> str:
-        """The model that it belongs to, as its config names it."""
+        """Name of its base model in the config."""
         return str(self.config.get("base_model_name_or_path") or "")
 
     @property
     def config_file(self) -> Path:
-        """Where it says what it is."""
+        """Path of its config."""
         return self.folder / ADAPTER_CONFIG
 
     @property
     def weights_file(self) -> Path:
-        """Where its tensors lie."""
+        """Path of its tensors."""
         return self.folder / ADAPTER_WEIGHTS
 
 
@@ -98,7 +98,7 @@ class Adapter:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """The adapter of a folder, if it is one that is computed here."""
+    """Read the adapter of a folder; refuse one that bertsmith cannot compute."""
     config = read_json(folder / ADAPTER_CONFIG, remedy=BROKEN)
     _check_config(config, where=str(folder / ADAPTER_CONFIG))
     tensors = read_safetensors(folder / ADAPTER_WEIGHTS, remedy=BROKEN)
@@ -111,7 +111,7 @@ def read_adapter(folder: Path) -> Adapter:
 
 
 def _check_config(config: Mapping[str, Any], *, where: str) -> None:
-    """Stop at what would have to be computed in another way than here."""
+    """Refuse settings that require another computation than the one here."""
     merge = "merge it into its base with peft (merge_and_unload), and open that folder"
     if config.get("peft_type") != "LORA":
         what = f"peft_type is {config.get('peft_type')!r}, and only LORA is computed here"
@@ -131,11 +131,11 @@ def _check_config(config: Mapping[str, Any], *, where: str) -> None:
 
 
 def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
-    """The model folder that an adapter folder belongs to: as given, or as its config names it.
+    """Return the model folder that an adapter belongs to: `given`, or the one that its config names.
 
-    A path that is not absolute counts from the adapter folder, then from here; a name is one of ours, or is
-    looked up in the cache of the Hugging Face tools. An embedded adapter means the embedded model of that
-    name, whatever lies here.
+    A relative path is tried from the adapter folder, then from the working directory. A name means an
+    embedded model, or one in the cache of the Hugging Face tools. An embedded adapter always uses the
+    embedded model of that name, whatever the working directory contains.
     """
     found = model_folder(given) if given is not None else _named_base(folder)
     if is_adapter(found):
@@ -162,7 +162,7 @@ def _named_base(folder: Path) -> Path:
 
 
 def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None) -> Model:
-    """The base with an adapter and its heads; what the adapter does not change is shared with the base."""
+    """Return the base with an adapter and its heads; weights that it does not change are shared."""
     _check_base(base, adapter)
     network = with_shared_weights(base.network)
     architecture = architecture_of(network.config.model_type)
@@ -176,7 +176,7 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
         raise UserError(what, where=str(adapter.config_file), remedy=remedy)
     own = CheckpointTensors(whole, architecture, network.config, adapter.weights_file, adapter.config_file)
     brought = [head for head in wanted if own.names_of(head) & whole.keys() or head not in network.heads]
-    # Of a head that the adapter brings in part, the rest is the base's (the dense layer under ModernBERT's).
+    # If the adapter has only a part of a head, the base has the rest (the dense layer under ModernBERT's).
     ours, rest = network.state_dict(), published_names(network.config, dict.fromkeys(network.heads, 0))
     for head in brought:
         for name, theirs in rest.items():
@@ -196,7 +196,7 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
     like = network.encoder.words.weight
     for head, outputs in heads.items():
         network.heads[head] = architecture.heads[head].build(network.config, outputs)
-    # Of a network whose other weights are there already, only those of the new heads are asked for.
+    # The network's other weights are loaded already: require only those of the new heads.
     expected = {name: tensor for name, tensor in network.state_dict().items() if name in names}
     assembled = own.assembled(names, expected, like.dtype)
     network.load_state_dict(assembled, strict=False, assign=True)
@@ -209,7 +209,7 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
 
 
 def _check_base(base: Model, adapter: Adapter) -> None:
-    """Stop where the base is not the one that the adapter was trained over: it would answer nonsense."""
+    """Refuse a base that the adapter was not trained over: the predictions would be nonsense."""
     if is_quantised(base.network):
         remedy = "merge it into the model it was trained over (bertsmith merge), and quantise that"
         raise UserError("quantised weights take no adapters", where=str(adapter.folder), remedy=remedy)
@@ -222,7 +222,7 @@ def _check_base(base: Model, adapter: Adapter) -> None:
 def _sorted_tensors(
     adapter: Adapter, network: Network
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
-    """A and B by the published names of their layers, and whole weights by theirs."""
+    """Return A and B by the published names of their layers, and whole weights by their own names."""
     prefix = architecture_of(network.config.model_type).prefix
     layers, low_rank, whole = published_layers(network), dict[str, dict[str, Tensor]](), dict[str, Tensor]()
     for name, tensor in adapter.tensors.items():
@@ -268,7 +268,7 @@ def _adapters(
 def _wanted_heads(
     adapter: Adapter, architecture: Architecture[Any], finetuned: FinetunedTask | None
 ) -> tuple[str, ...]:
-    """The heads that the adapter was trained with; none where it says of none, and the base's stay."""
+    """Return the heads that the adapter was trained with; () to keep the base's if it does not say."""
     mapping = adapter.config.get("auto_mapping") or {}
     published_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     task_type = adapter.config.get("task_type")
@@ -285,7 +285,7 @@ def _wanted_heads(
 
 
 def _with_labels(base: Model, network: Network, finetuned: FinetunedTask | None) -> dict[str, Any]:
-    """What config.json would say: of the labels what the task says, or the base where they are as many."""
+    """Return the keys of config.json; labels are the task's, or the base's if their number fits."""
     if finetuned is not None:
         config = finetuned.config
         spoken_for = ("id2label", "label2id", "problem_type")
@@ -298,9 +298,9 @@ def _with_labels(base: Model, network: Network, finetuned: FinetunedTask | None)
 
 
 def fingerprint(network: Network) -> str:
-    """A hash of the encoder's own weights, whatever adapters stand beside them and in which precision.
+    """Return a hash of the encoder's own weights, independent of adapters and of the precision.
 
-    Of each weight some values: bases differ in all of them, and a large one need not be hashed as a whole.
+    It covers some values of each weight: bases differ in all of them, and hashing a large one takes long.
     """
     found = hashlib.sha256()
     for name, tensor in sorted(network.encoder.state_dict().items()):
@@ -315,7 +315,7 @@ def fingerprint(network: Network) -> str:
 
 
 def base_name(given: Path) -> str:
-    """How an adapter names its base: a name as it was given, one of ours by its name, or a whole path."""
+    """Return the base's name for an adapter: as given, an embedded model's name, or an absolute path."""
     if not given.expanduser().is_dir():
         return str(given)
     folder = transformer_folder(model_folder(given)).resolve()
@@ -323,7 +323,7 @@ def base_name(given: Path) -> str:
 
 
 def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape, base: str) -> None:
-    """Put adapters, and the heads that were trained with them, into a folder that is being written."""
+    """Write adapters, and the heads that were trained with them, into an unfinished folder."""
     architecture, heads = architecture_of(network.config.model_type), _trained_heads(network)
     low_rank = dict(adapters_of(network))
     tensors = {}
@@ -373,14 +373,14 @@ def _trained_heads(network: Network) -> list[str]:
 
 
 def _class_with(architecture: Architecture[Any], head: str) -> dict[str, str]:
-    """Where transformers has the class of a head that peft has no task type for."""
+    """Return the location in transformers of a class with a head that peft has no task type for."""
     published = next(name for name, heads in architecture.classes.items() if head in heads)
     room = architecture.model_type.replace("-", "_")
     return {"base_model_class": published, "parent_library": f"transformers.models.{room}.modeling_{room}"}
 
 
 def _shortest_suffixes(targets: Iterable[str], universe: Iterable[str]) -> list[str]:
-    """The shortest ends of names by which peft finds these layers and no others."""
+    """Return the shortest ends of names by which peft finds these layers and no others."""
     targets = list(targets)
     others = [f".{name}" for name in set(universe) - set(targets)]
     chosen = set()

@@ -1,8 +1,8 @@
 """The engine behind every use of a trained encoder: texts in, packed batches through, results in order.
 
-On a CPU several batches are computed at once, each on one core: the threads that share one product wait for
-each other after every step of it, the slowest sets the pace, and whatever else the machine does holds up all
-of them. Batches of their own have nothing to wait for.
+On a CPU several batches are computed at once, each on one core. Threads that share one product wait for each
+other after every step of it: the slowest sets the pace, and any other load of the machine delays all of them.
+Threads with separate batches do not wait for each other.
 """
 
 import math
@@ -35,23 +35,23 @@ Result = TypeVar("Result")
 Advance = Callable[[int], None]
 
 BATCH_TOKENS = {"cpu": 2048, "cuda": 65_536}
-"""A CPU wants the states of a batch to stay in its cache; a GPU wants to be filled."""
+"""Tokens per batch: few enough for the CPU cache, and enough to fill a GPU."""
 USUAL_BATCH_TOKENS = 8192
 SPARE_TOKENS = 512
-"""A sequence seldom fits exactly into a batch. With room for one more, none is left over at the end for a
-batch of its own, of which a GPU would be far from full."""
+"""Room in a GPU batch for one more sequence, as sequences seldom fit exactly. Otherwise some would be left
+over for a last batch, far too small to fill a GPU."""
 WINDOW_TEXTS = 4096
-"""Texts are sorted by length within such a window: equal lengths meet in one batch, memory stays bounded."""
+"""Texts in a window that is sorted by length: equal lengths share a batch, and memory stays bounded."""
 FIRST_WINDOW_TEXTS = 512
-"""The first window of a GPU: it has nothing to do until that is read. Each window is half as large again as
-the one before it: to read it takes less time than to compute that one."""
+"""Texts in the first window on a GPU, which is idle until they are read. Each window is half as large again
+as the one before it: reading it takes less time than computing that one."""
 WARM_UP_LENGTHS = (32, 64, 128, 512)
-"""The kernels of attention differ by the longest text of a batch: up to each of these, and beyond."""
+"""Tokens of warm-up texts: attention kernels differ by the longest text, up to each of these and beyond."""
 MIN_STREAM_TOKENS = 512
-"""Of a batch for one core: of fewer, uneven halves leave a core idle for longer than sharing costs."""
+"""Minimum tokens of a batch for one core: below it, uneven halves cost more idle time than sharing does."""
 MAX_STREAMS = 2 if ON_ARM else sys.maxsize
-"""On ARM each product takes all cores whatever a thread sets: two of them side by side are still a gain on
-two cores, but many times many threads are none."""
+"""Maximum number of batches at once. On ARM each product uses all cores, whatever a thread sets: two at once
+are still a gain on two cores, but many times many threads are not."""
 
 _making = Lock()
 
@@ -60,7 +60,7 @@ _making = Lock()
 
 
 def usable_device(device: str) -> torch.device:
-    """The device of this name, if this machine has it."""
+    """Return the device of this name; raise an error if this machine does not have it."""
     name = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     try:
         chosen = torch.empty(0, device=name).device
@@ -79,7 +79,7 @@ def usable_device(device: str) -> torch.device:
 def make_ready(device: torch.device) -> None:
     """Start the threads of a CPU.
 
-    While they start, every thread that meets torch for the first time would be left with one core, so it is
+    While they start, every thread that calls torch for the first time would be left with one core. So this is
     better done when a model is opened than while requests are running.
     """
     if (streams := streams_for(sys.maxsize, device)) > 1:
@@ -87,11 +87,11 @@ def make_ready(device: torch.device) -> None:
 
 
 def streams_for(tokens: int, device: torch.device) -> int:
-    """How many batches to compute at once; one where there is too little for every core."""
+    """Return the number of batches to compute at once; 1 if there are too few tokens for every core."""
     if device.type != "cpu":
         return 1
-    # Not while workers are being made: for that moment torch's own setting is 1, and a thread that reads it
-    # for the first time keeps what it read.
+    # Not while workers start: for that moment torch's own setting is 1, and a thread that reads it for the
+    # first time keeps what it read.
     with _making:
         threads = torch.get_num_threads()
     enough = tokens >= threads * MIN_STREAM_TOKENS
@@ -99,13 +99,13 @@ def streams_for(tokens: int, device: torch.device) -> int:
 
 
 def in_streams(work: Callable[[Given], Done], batches: Iterable[Given], *, streams: int) -> Iterator[Done]:
-    """What `work` makes of each batch, in their order; no more of them wait than keep all streams at work."""
+    """Yield `work` of each batch in order; queue no more batches than keep all streams busy."""
     if streams == 1:
         yield from map(work, batches)
         return
     workers = _workers_of(streams)
-    # Twice as many as there are streams: who finishes early finds the next batch laid out, and of a long
-    # input only so many batches are in memory.
+    # Twice the number of streams: a stream that finishes early finds the next batch ready, and only this many
+    # batches of a long input are in memory.
     yield from finished_in_order(
         batches,
         lambda batch: workers.submit(work, batch),
@@ -121,9 +121,9 @@ def _workers_of(streams: int) -> ThreadPoolExecutor:
 
 @cache
 def _workers(streams: int) -> ThreadPoolExecutor:
-    """Threads that compute alone, kept for the next time."""
+    """Start threads that compute on one core each, and keep them for the next call."""
     workers = ThreadPoolExecutor(streams, thread_name_prefix="stream", initializer=_take_one_core)
-    # A pool starts a thread only when none is idle: all of them have to wait for the last one.
+    # A pool starts a thread only if none is idle: let all of them wait for the last one.
     all_there = Barrier(streams)
     try:
         for each in [workers.submit(all_there.wait) for _ in range(streams)]:
@@ -133,20 +133,20 @@ def _workers(streams: int) -> ThreadPoolExecutor:
         workers.shutdown()
         raise
     finally:
-        # torch takes what a thread sets for itself as what later threads begin with.
+        # The number that a thread sets becomes torch's default for later threads.
         torch.set_num_threads(streams)
     return workers
 
 
 def _take_one_core() -> None:
-    torch.get_num_threads()  # at the first call a thread takes over what others have set
+    torch.get_num_threads()  # at its first call a thread inherits what others have set
     torch.set_num_threads(1)
 
 
 def _forget_workers() -> None:
-    """A forked process has none of the threads, and must not wait for them."""
+    """Forget the threads in a forked process, which has none of them and must not wait for them."""
     global _making  # noqa: PLW0603
-    _making = Lock()  # whoever held the old one at the fork is not there to release it
+    _making = Lock()  # the owner of the old lock at the fork is not there to release it
     _workers.cache_clear()
 
 
@@ -158,7 +158,7 @@ os.register_at_fork(after_in_child=_forget_workers)
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """A network and what reads texts for it, on one device."""
+    """A network and its reader on one device."""
 
     network: Network
     reader: Reader
@@ -166,13 +166,13 @@ class Engine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """What cuts texts into tokens."""
+        """The tokenizer of the reader."""
         return self.reader.tokenizer
 
     def warm_up(self) -> None:
-        """Let a GPU compile its kernels for texts of any length, which whoever asks first would wait for."""
+        """Compile the GPU kernels for all text lengths now, so that the first request does not wait."""
         for length in sorted({min(each, self.reader.longest) for each in WARM_UP_LENGTHS}):
-            for short in (0, 2):  # where texts are short on average, kernels differ as well
+            for short in (0, 2):  # kernels also differ if texts are short on average
                 with torch.no_grad():
                     self.network(pack([[0] * length, *[[0]] * short]).to(self.device))
 
@@ -183,7 +183,7 @@ class Engine:
         *,
         truncate: bool,
     ) -> Iterator[Result]:
-        """What `compute` gives for each text of a packed batch, in the order of the texts."""
+        """Yield the result of `compute` for each text, in input order."""
         for sequences, advance in self._windows(texts, truncate=truncate):
             yield from self._in_order(sequences, compute, advance)
 
@@ -193,7 +193,7 @@ class Engine:
         compute: Callable[[PackedBatch], Sequence[Result]],
         advance: Advance = lambda _texts: None,
     ) -> list[Result]:
-        """What `compute` gives for each encoded text, in their order."""
+        """Return the result of `compute` for each encoded text, in input order."""
         return self._in_order(Sequences.of(encoded), compute, advance) if encoded else []
 
     def vectors(
@@ -203,18 +203,18 @@ class Engine:
         *,
         truncate: bool,
     ) -> list[Tensor]:
-        """A row for each text of what `compute` gives for packed batches, on the CPU, by windows of texts."""
+        """Return the rows that `compute` gives for the texts, on the CPU, one tensor for each window."""
         found: list[Tensor] = []
         launched: _LaunchedRows | None = None
         for sequences, advance in self._windows(texts, truncate=truncate):
             numbers, rows = zip(*self._each_batch(sequences, compute, advance), strict=True)
-            # A GPU computes a window while the next one is read: what it gave is asked for only then.
+            # A GPU computes a window while the next one is read; only then copy its results.
             before, launched = launched, _LaunchedRows(numbers, *copied_to_host(torch.cat(rows).float()))
             found += [before.in_order()] if before else []
         return found + ([launched.in_order()] if launched else [])
 
     def _windows(self, texts: Iterable[TextInput], *, truncate: bool) -> Iterator[tuple[Sequences, Advance]]:
-        """The sequences of each window of texts, with what advances the one bar over all of them."""
+        """Yield the sequences of each window of texts, and a function that advances the one progress bar."""
         several = as_list(texts)
         first, size = 0, FIRST_WINDOW_TEXTS if self.device.type == "cuda" else WINDOW_TEXTS
         with progress_bar("reading texts", len(several)) as advance:
@@ -225,7 +225,7 @@ class Engine:
     def _in_order(
         self, sequences: Sequences, compute: Callable[[PackedBatch], Sequence[Result]], advance: Advance
     ) -> list[Result]:
-        """What `compute` gives for each sequence, in the order they were given, not that of the batches."""
+        """Return the results of `compute` in input order, not in batch order."""
         results: dict[int, Result] = {}
         for numbers, found in self._each_batch(sequences, compute, advance):
             results |= dict(zip(numbers.tolist(), found, strict=True))
@@ -234,11 +234,11 @@ class Engine:
     def _each_batch(
         self, sequences: Sequences, compute: Callable[[PackedBatch], Result], advance: Advance
     ) -> Iterator[tuple[Integers, Result]]:
-        """What `compute` gives for each batch, with the numbers of its sequences."""
+        """Yield the result of `compute` for each batch, with the numbers of its sequences."""
 
         def computed(numbered: tuple[Integers, PackedBatch]) -> tuple[Integers, Result]:
             numbers, batch = numbered
-            with torch.no_grad():  # not inference_mode: people train probes on what comes out
+            with torch.no_grad():  # not inference_mode: users train probes on the results
                 return numbers, compute(batch.to(self.device))
 
         cut = batching_for(sequences.tokens, self.device)
@@ -249,14 +249,14 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class _LaunchedRows:
-    """Rows of a window of texts that a GPU may still be at, in the order of the batches."""
+    """Rows of a window of texts, in batch order, that a GPU may still be computing."""
 
     numbers: tuple[Integers, ...]
     rows: Tensor
     arrival: torch.cuda.Event | None
 
     def in_order(self) -> Tensor:
-        """The rows in the order of the texts, as soon as they are there."""
+        """Return the rows in the order of the texts, once they have arrived."""
         if self.arrival is not None:
             self.arrival.synchronize()
         return self.rows[torch.from_numpy(np.concatenate(self.numbers)).argsort()]
@@ -264,14 +264,14 @@ class _LaunchedRows:
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How many tokens go into a batch, and how many batches are computed at once."""
+    """Number of tokens in a batch, and number of batches to compute at once."""
 
     tokens: int
     streams: int
 
 
 def batching_for(tokens: int, device: torch.device) -> Batching:
-    """How to cut so many tokens: batches that fill the device, and all streams with as much to do."""
+    """Return the batching for this many tokens: batches that fill the device, and equally busy streams."""
     most = BATCH_TOKENS.get(device.type, USUAL_BATCH_TOKENS)
     streams = streams_for(tokens, device)
     if device.type == "cuda" and most > SPARE_TOKENS:
@@ -279,7 +279,7 @@ def batching_for(tokens: int, device: torch.device) -> Batching:
         return Batching(math.ceil(tokens / rounds) + SPARE_TOKENS, 1)
     if streams == 1:
         return Batching(most, 1)
-    # As many rounds as the largest batch allows, then batches of equal size: a last, smaller round would
-    # leave cores idle while one of them is still at work.
+    # As few rounds as the largest batch allows, then batches of equal size: a smaller last round would leave
+    # cores idle while one of them still works.
     rounds = math.ceil(tokens / (streams * most))
     return Batching(math.ceil(tokens / (streams * rounds)), streams)

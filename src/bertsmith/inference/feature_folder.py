@@ -1,4 +1,4 @@
-"""A folder of features: a vector for each token of many texts, as memory-mapped arrays, and what they are of.
+"""A folder of features: a vector for each token of many texts, as memory-mapped arrays, and their sources.
 
 Shapes: T tokens of all texts, S1 = texts + 1 boundaries, L chosen layers, D width of the model.
 """
@@ -39,12 +39,12 @@ Combine = Literal["concat", "mean", "separate"]
 FEATURES_FILE, PROGRESS_FILE = "features.json", "progress.json"
 LOCK = ".lock"
 NO_OFFSETS = -1
-"""First and past-the-last code point of a special token, which stands in no text."""
+"""Both offsets of a special token, which is not part of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeatureSpec:
-    """Which features are wanted."""
+    """Layers of the features, and the way to combine them."""
 
     layers: LayerChoice = "last4"
     combine: Combine = "concat"
@@ -58,22 +58,22 @@ class FeatureSpec:
                 raise UserError(f"unknown {name} {given!r}", remedy=f"choose one of {', '.join(known)}")
 
     def shape(self, bert: Bert) -> tuple[int, ...]:
-        """The shape of one token's features."""
+        """Return the shape of one token's features."""
         config, count = bert.model.network.config, len(self.numbers(bert))
         shapes = {"concat": (count * config.width,), "mean": (config.width,)}
         return shapes.get(self.combine, (count, config.width))
 
     def numbers(self, bert: Bert) -> tuple[int, ...]:
-        """The numbers of the layers; 0 are the embeddings."""
+        """Return the numbers of the layers; 0 means the embeddings."""
         return layer_numbers(self.layers, bert.model.network.encoder.layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """The features of a folder; nothing is read before it is looked at."""
+    """The features of a folder, memory-mapped."""
 
     facts: dict[str, Any]
-    """What features.json says: the model, the layers and how they are combined."""
+    """Content of features.json: the model, the layers and the way they are combined."""
     vectors: NDArray[np.float32]
     """[T, L * D] (concat), [T, D] (mean) or [T, L, D] (separate)."""
     tokens: NDArray[np.int32]
@@ -81,21 +81,21 @@ class Features:
     offsets: NDArray[np.int32]
     """[T, 2] first and past-the-last code point of each token in its text; (-1, -1) of a special one."""
     starts: NDArray[np.int64]
-    """[S1] the row at which each text begins, and the number of all rows."""
+    """[S1] first row of each text, and the number of all rows."""
     lines: NDArray[np.int64]
-    """[texts] the line or row of the input that each text stands in, counted from 1."""
+    """[texts] line or row of each text in the input, counted from 1."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def of_text(self, number: int) -> NDArray[np.float32]:
-        """The features of each token of a text, counted from 0."""
+        """Return the features of each token of a text, counted from 0."""
         begin, end = self.starts[number : number + 2]
         return self.vectors[begin:end]
 
 
 def open_features(folder: Path | str) -> Features:
-    """The features that `bertsmith features` or `extract_features` wrote."""
+    """Open the features that `bertsmith features` or `extract_features` wrote."""
     place = Path(folder).expanduser()
     facts = read_json(place / FEATURES_FILE, remedy="name a folder that `bertsmith features` has written")
     if facts.get("format") != 1:
@@ -137,25 +137,25 @@ def _computed(bert: Bert, spec: FeatureSpec, encoded: Sequence[Encoded]) -> list
 
 @dataclass(frozen=True, slots=True)
 class FeatureRequest:
-    """What is to be written, and where."""
+    """Features to write, and their folder."""
 
     spec: FeatureSpec
     out: Path
     source: str = ""
-    """What tells the input from others: a hash of its content; "" where it cannot be read twice."""
+    """Hash of the input's content, or "" if the input cannot be read twice."""
     truncate: bool = False
 
     @property
     def unfinished(self) -> Path:
-        """Where it is written until it is whole."""
+        """Hidden folder that is renamed once it is complete."""
         return self.out.parent / f".{self.out.name}.unfinished"
 
 
 @contextmanager
 def writing_features(bert: Bert, request: FeatureRequest) -> Iterator["FeatureWriter"]:
-    """What takes texts piece by piece; the folder takes its name when all pieces are there.
+    """Yield a writer that takes texts piece by piece; the folder appears when all pieces are written.
 
-    Until then a hidden folder beside it holds them. The same call continues there after a stop.
+    Until then a hidden folder next to it contains them. After a stop, the same call continues there.
     """
     place = request.unfinished
     check_not_taken(request.out)
@@ -166,7 +166,7 @@ def writing_features(bert: Bert, request: FeatureRequest) -> Iterator["FeatureWr
                 writer.arrays[name] = files.enter_context(GrowingNpy(place / f"{name}.npy", *form, rows=rows))
             try:
                 yield writer
-            except UserError:  # an input that has to be mended is another input
+            except UserError:  # the user corrects the input, which makes it another one
                 shutil.rmtree(place)
                 raise
             writer.write_facts()
@@ -192,8 +192,10 @@ def _alone_in(place: Path) -> Iterator[None]:
 
 
 def _progress(bert: Bert, request: FeatureRequest) -> "_Progress":
-    """How far the same call has come; what another one left is removed."""
+    """Return the progress of an earlier start of the same call; remove what another call left."""
     place = request.unfinished
+    for half in place.glob(".*.partial"):
+        half.unlink()
     if (place / PROGRESS_FILE).is_file():
         known = read_json(place / PROGRESS_FILE, remedy="remove it")
         if request.source and known["settings"] == _settings(bert, request):
@@ -215,7 +217,7 @@ def _settings(bert: Bert, request: FeatureRequest) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class _Progress:
-    """How much stands in the arrays."""
+    """Number of pieces, texts and tokens in the arrays."""
 
     pieces: int = 0
     texts: int = 0
@@ -229,12 +231,12 @@ class FeatureWriter:
     bert: Bert
     request: FeatureRequest
     done: _Progress
-    """What is on the disk."""
+    """Progress that is on disk."""
     arrays: dict[str, GrowingNpy] = field(default_factory=dict)
     _seen: int = 0
 
     def forms(self) -> dict[str, tuple[tuple[str, tuple[int, ...]], int]]:
-        """The type and row shape of each array, and how many rows of it are there."""
+        """Return the type and row shape of each array, and the number of rows that it has."""
         texts, tokens = self.done.texts, self.done.tokens
         return {
             "vectors": (("<f4", self.request.spec.shape(self.bert)), tokens),
@@ -245,7 +247,7 @@ class FeatureWriter:
         }
 
     def append(self, texts: Sequence[TextInput], lines: Sequence[int]) -> None:
-        """Write the features of the next texts, with the numbers of their lines, unless they are there."""
+        """Write the features of the next texts and their line numbers, unless they are on disk already."""
         self._seen += 1
         if self._seen <= self.done.pieces:
             return
@@ -266,7 +268,7 @@ class FeatureWriter:
         write_json(self.request.unfinished / PROGRESS_FILE, known)
 
     def write_facts(self) -> None:
-        """Write down what the arrays are, in the place of how far they are."""
+        """Replace the progress file by the description of the arrays."""
         spec, config = self.request.spec, self.bert.model.network.config
         facts = {
             "format": 1,

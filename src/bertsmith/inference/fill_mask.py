@@ -1,4 +1,4 @@
-"""Filling masks: each by itself, all of a text together by beam search, or one after another at its end.
+"""Filling masks: each one independently, all of a text by beam search, or one after another at its end.
 
 Shapes: P masks, V vocabulary.
 """
@@ -20,13 +20,13 @@ from bertsmith.packed import PackedBatch
 from bertsmith.text.tokenizer import Encoded, Tokenizer
 
 MASKS_AT_ONCE = 64
-"""Scores of a whole vocabulary for each of them: 8 MB a core with 30,000 tokens, however many masks."""
+"""Masks to score at once over the whole vocabulary: 8 MB per core with 30,000 tokens."""
 REST_OF_WORD = 8
-"""The most tokens that `extend_text` adds to end the last word: few words have more pieces."""
+"""Maximum tokens that `extend_text` adds to end the last word: few words have more pieces."""
 CLOSING = frozenset(".,;:!?%)]}")
-"""What follows a word without a space."""
+"""Characters that follow a word without a space."""
 LIKE_A_MASK = re.compile(r"[\[<({]mask[\])}>]|_{2,}", re.IGNORECASE)
-"""What people write for a mask that is not the model's own."""
+"""Common spellings of a mask other than the model's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Filling:
-    """A token for every mask of a text, the text with them in place, and their joint log-probability."""
+    """A token for every mask of a text, the text with these tokens, and their joint log-probability."""
 
     tokens: tuple[str, ...]
     text: str
@@ -48,13 +48,13 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class Extension:
-    """A token that was put at the end of a text, its probability there, and the text with it."""
+    """A token that was added at the end of a text, its probability there, and the longer text."""
 
     token: str
     probability: float
     text: str
     tokens: int
-    """How many tokens the network read to find this one."""
+    """Tokens that the network read to find this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +76,14 @@ class Masked:
 def encode_masked(
     engine: Engine, texts: Sequence[str | TokenizedText], *, truncate: bool, first: int = 0
 ) -> list[Masked]:
-    """The tokens of texts in which the mask token is more than its characters, numbered from `first`."""
+    """Encode texts in which the mask token is a mask and not plain text; number them from `first`."""
     spelled = [text.text if isinstance(text, TokenizedText) else text for text in texts]
     for number, text in enumerate(spelled, start=first):
         if not isinstance(text, str):
             what = f"is {type(text).__name__}, not a text"
             raise UserError(what, index=number, remedy="a text with masks is a str")
     mask = engine.tokenizer.mask_token
-    # Only here is a special token that is written in a text taken for one: elsewhere it is its characters.
+    # Only here is a special token in a text special: elsewhere it is plain text.
     encoded = engine.reader.encode(texts, truncate=truncate, allow_special=(mask,), first=first)
     masked = []
     for number, (text, each) in enumerate(zip(spelled, encoded, strict=True), start=first):
@@ -95,25 +95,25 @@ def encode_masked(
 
 
 def _without_mask(engine: Engine, text: str, index: int) -> UserError:
-    """What to say of a text in which no mask was found, or none that was left by the cut of a long text."""
+    """Return the error for a text without a mask, or with truncation of all its masks."""
     mask = engine.tokenizer.mask_token
     if mask_offsets(text, engine.tokenizer):
         what = f"was cut to the {engine.reader.longest} tokens that the model takes, which left no {mask}"
         return UserError(what, index=index, remedy=f"shorten what stands before the {mask}")
-    # The mask of another model, or the gap that people draw on paper.
+    # The mask of another model, or a gap as drawn on paper.
     similar = LIKE_A_MASK.search(text)
     where = f"in place of {similar[0]}" if similar and similar[0] != mask else "where a token is wanted"
     return UserError(f"has no {mask}", index=index, remedy=f"write {mask} {where}")
 
 
 def mask_offsets(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """Where the masks of a text stand, without the space that some tokenizers count to them."""
+    """Return the offsets of the masks of a text, without a space that some tokenizers include."""
     encoded = tokenizer.encode(text, allow_special=(tokenizer.mask_token,))
     return mask_offsets_in(text, encoded, tokenizer)
 
 
 def mask_offsets_in(text: str, encoded: Encoded, tokenizer: Tokenizer) -> list[tuple[int, int]]:
-    """As `mask_offsets`, of a text whose tokens are known."""
+    """Return the offsets of the masks like `mask_offsets`, for a text that is already tokenized."""
     spans = []
     for token, (start, end) in zip(encoded.ids, encoded.offsets, strict=True):
         if token == tokenizer.mask_id:
@@ -123,16 +123,16 @@ def mask_offsets_in(text: str, encoded: Encoded, tokenizer: Tokenizer) -> list[t
 
 
 PREDICTING_ROWS = {"both": 0, "left-to-right": -1, "right-to-left": 1}
-"""Where the row that predicts a mask stands, seen from it: who sees one side predicts a neighbour."""
+"""Offset from a mask to the row that predicts it: a one-sided model predicts the next or previous token."""
 
 
 def predicting_row(engine: Engine) -> int:
-    """How far from a mask the row stands that predicts it."""
+    """Return the offset from a mask to the row that predicts it."""
     return PREDICTING_ROWS[engine.network.config.direction]
 
 
 def check_one_mask(engine: Engine, masked: Masked, index: int | None = None) -> None:
-    """Stop at several masks for a model of one side, which never saw one: it would read it as a word."""
+    """Reject several masks for a one-sided model: it was trained without masks, and reads them as words."""
     if len(masked.indices) > 1:
         mask, direction = engine.tokenizer.mask_token, engine.network.config.direction
         what = f"has {len(masked.indices)} {mask}, and this model was trained {direction}"
@@ -142,15 +142,15 @@ def check_one_mask(engine: Engine, masked: Masked, index: int | None = None) -> 
 def fill_each_mask(
     engine: Engine, texts: Iterable[str | TokenizedText], *, top: int, truncate: bool
 ) -> list[list[list[Candidate]]]:
-    """For each text and each of its masks the most probable tokens, the other masks staying masked.
+    """Return the most probable tokens for each mask of each text, while the other masks stay masked.
 
-    A model that was trained from left to right sees what stands before the mask, and no more.
+    A model that was trained from left to right sees only the text before the mask.
     """
     check_count("top", top)
     aside = predicting_row(engine)
 
     def candidates(batch: PackedBatch) -> list[list[list[Candidate]]]:
-        """The candidates for the masks of each sequence."""
+        """Return the candidates for the masks of each sequence."""
         is_mask_T = batch.tokens_T == engine.tokenizer.mask_id
         masks_PD = engine.network(batch)[is_mask_T.nonzero().flatten() + aside]
         of_masks = [
@@ -158,7 +158,7 @@ def fill_each_mask(
             for some_PD in masks_PD.split(MASKS_AT_ONCE)
             for row_V in word_log_probabilities(engine, some_PD)
         ]
-        # The masks of all sequences stand in one row: those of a sequence begin where so many came before.
+        # The masks of all sequences are in one row; those of a sequence begin at the count of all before.
         before = [0, *is_mask_T.cumsum(0).tolist()]
         return [of_masks[before[start] : before[end]] for start, end in batch.layout.bounds()]
 
@@ -175,12 +175,12 @@ def fill_each_mask(
 
 
 def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
-    """The text with one token more each time: the most probable one, without special ones and loops.
+    """Yield the text with one more token each time: the most probable one, without special ones and loops.
 
     After `count` tokens, up to `REST_OF_WORD` more complete the last word, while the best one continues it.
 
-    Nothing is kept from one token to the next. Each layer of an encoder lets every token look at all others,
-    so that a new one changes the states of all before it, and the whole text is read again.
+    Nothing is kept from one token to the next. In an encoder every token attends to all others. A new token
+    changes the states of all before it, and the whole text is read again.
     """
     check_count("count", count)
     if engine.network.config.direction == "right-to-left":
@@ -210,13 +210,13 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
 
 
 def _split_at_end(engine: Engine, text: str, count: int) -> tuple[list[int], list[int]]:
-    """The tokens that stand before and behind the new ones."""
+    """Return the tokens before and after the new ones."""
     mask, limit = engine.tokenizer.mask_token, engine.network.config.positions
     if isinstance(text, str) and mask in text:
         raise UserError(f"the text has a {mask} already", remedy="fill it first, or leave it out")
     (encoded,), stop = engine.reader.encode([text], truncate=False), engine.tokenizer.encode(".")
-    # Before the end of a text every model predicts a full stop: one more mask and the stop behind the new
-    # token make the sentence seem to continue.
+    # Before the end of a text every model predicts a full stop. With one more mask and the stop after the new
+    # token, the sentence seems to continue.
     rest = [engine.tokenizer.mask_id, *(stop.ids[row] for row, own in enumerate(stop.sequence) if own == 0)]
     end = 1 + max(row for row, sequence in enumerate(encoded.sequence) if sequence == 0)
     if (needed := len(encoded) + count + len(rest)) > limit:
@@ -226,35 +226,35 @@ def _split_at_end(engine: Engine, text: str, count: int) -> tuple[list[int], lis
 
 
 def _closing_a_loop(ids: Sequence[int]) -> set[int]:
-    """The tokens that would repeat the last one, or make three in a row appear twice (Paulus et al. 2017)."""
+    """Return the tokens that repeat the last one, or complete a repeated triple (Paulus et al. 2017)."""
     pairs = zip(ids, ids[1:], ids[2:], strict=False)
     return {ids[-1], *(third for first, second, third in pairs if [first, second] == list(ids[-2:]))}
 
 
 def _continues_word(engine: Engine, number: int) -> bool:
-    """True if a token goes on with the word, or with the bytes of the character, before it."""
+    """Return True if a token continues the word, or the bytes of the character, before it."""
     model, token = engine.tokenizer.closed.model, engine.tokenizer.token(number)
     if isinstance(model, models.WordPiece):
         return token.startswith("##")
-    # Pieces of other kinds begin a word with a space, and a byte that is no character decodes to U+FFFD.
+    # Pieces of other kinds begin a word with a space; a byte that is not a character decodes to U+FFFD.
     first = (engine.tokenizer.decode([number]) if isinstance(model, models.BPE) else token)[:1] or " "
     return category(first)[0] in "LMN" or first == "\N{REPLACEMENT CHARACTER}"
 
 
 def _with_tokens(engine: Engine, text: str, numbers: Sequence[int]) -> str:
-    """The text with more tokens at its end."""
+    """Return the text with more tokens at its end."""
     model = engine.tokenizer.closed.model
-    if isinstance(model, models.BPE):  # of bytes: it may take several tokens to spell one character
+    if isinstance(model, models.BPE):  # byte-level: a character may take several tokens
         return text + engine.tokenizer.decode(numbers)
     for number in numbers:
-        # A piece of another kind says itself whether it begins a word.
+        # Pieces of other kinds show whether they begin a word.
         begins = isinstance(model, models.WordPiece) and engine.tokenizer.token(number) not in CLOSING
         text = _put_in(engine, (f"{text} " if begins else text, number, ""))
     return text
 
 
 def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Filling]:
-    """The most probable fillings of all masks, from left to right, keeping `beam` of them at each mask."""
+    """Return the most probable fillings of all masks, by beam search from left to right."""
     check_count("top", top)
     check_count("beam", beam)
     if beam < top:
@@ -269,7 +269,7 @@ def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Fi
     fillings = []
     for each in partials[:top]:
         text = masked.text
-        # From the last mask to the first: the offsets of those before it still hold.
+        # From the last mask to the first, so that the offsets of earlier ones remain valid.
         for index, number in reversed(list(zip(masked.indices, each.chosen, strict=True))):
             start, end = masked.encoded.offsets[index]
             text = _put_in(engine, (text[:start], number, text[end:]))
@@ -279,7 +279,7 @@ def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Fi
 
 
 def _extend(engine: Engine, partials: Sequence[_Partial], index: int, beam: int) -> list[_Partial]:
-    """Every partial filling with each likely token at the next mask; the best of all."""
+    """Extend every partial filling by each likely token at the next mask; return the best."""
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
         rows = batch.layout.starts_S1[:-1] + index + predicting_row(engine)
@@ -297,41 +297,42 @@ def _extend(engine: Engine, partials: Sequence[_Partial], index: int, beam: int)
 
 
 def check_count(name: str, value: object) -> None:
-    """Stop at what is no whole number from 1 on."""
+    """Reject a value that is not a positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise UserError(f"{name} is {value!r}", remedy="a whole number from 1 on is expected")
 
 
 def word_log_probabilities(engine: Engine, masks_PD: Tensor) -> Tensor:
-    """What the head makes of the states at masks: the log-probability of every token [P, V]."""
+    """Return the log-probability of every token [P, V], from the states at masks."""
     scores_PV = engine.network.scores_of_words(masks_PD).float()
-    # Rows that no token has (the matrix is rounded up, ids have gaps) stand for nothing.
+    # Rows without a token (the matrix is rounded up, ids have gaps) mean nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
     return scores_PV.log_softmax(-1).cpu()
 
 
 def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[Candidate]:
-    """The most probable tokens with their probabilities."""
+    """Return the most probable tokens with their probabilities."""
     best = _best(engine, log_probabilities_V, wanted)
     return [Candidate(engine.tokenizer.token(token), math.exp(score)) for token, score in best]
 
 
 def _best(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[tuple[int, float]]:
-    """The most probable tokens with their log-probabilities, no more than there are tokens."""
+    """Return the most probable tokens with their log-probabilities, at most as many as there are."""
     tokens = engine.tokenizer.vocabulary_size - len(engine.tokenizer.gaps)
     best = log_probabilities_V.topk(min(wanted, tokens))
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))
 
 
 def _put_in(engine: Engine, parts: tuple[str, int, str]) -> str:
-    """The text with a token in place of a mask, joined as the tokenizer's kind joins pieces."""
+    """Return the text with a token in place of a mask, joined as the tokenizer's kind joins pieces."""
     before, number, after = parts
     token = engine.tokenizer.token(number)
     if token.startswith("##"):  # WordPiece: the rest of the word before it
         return before.rstrip() + token.removeprefix("##") + after
     begins_word = token.startswith("\N{LOWER ONE EIGHTH BLOCK}")  # unigram
-    # Byte-level BPE spells bytes and is decoded; special tokens decode to nothing and stand for themselves.
+    # Byte-level BPE spells bytes and is decoded; special tokens decode to nothing and are written as they
+    # are.
     piece = f" {token[1:]}" if begins_word else engine.tokenizer.decode([number]) or token
     opens = not before or before[-1].isspace()
     return before + (piece.lstrip() if opens else piece) + after

@@ -1,4 +1,4 @@
-"""What a fine-tuned model folder holds beside a model: its task config, and weights without a name."""
+"""The task config of a fine-tuned model folder, and its weights without published names."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,36 +14,36 @@ if TYPE_CHECKING:
 
 TASK_FILE = "task.json"
 MIX_FILE = "mix.safetensors"
-"""The weights on top of a frozen encoder, which no published class has a name for."""
+"""Weights on top of a frozen encoder, which no published class has names for."""
 FINETUNED_FILES = (TASK_FILE, MIX_FILE)
-"""What `write_finetuned` may write."""
+"""Files that `write_finetuned` may write."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinetunedTask:
-    """The task that a model was fine-tuned for, and the weights that its network has no place for."""
+    """The task that a model was fine-tuned for, and its weights that are not part of the network."""
 
     config: "TaskConfig"
     mix: dict[str, Tensor] = field(default_factory=dict)
-    """What was learned on top of a frozen encoder (head.encoder = frozen-features); otherwise empty."""
+    """Weights learned on top of a frozen encoder (head.encoder = frozen-features), else empty."""
 
     @property
     def skips_pooler(self) -> bool:
-        """Whether its head reads the last state and not the pooler's output."""
+        """True if its head reads the last state and not the pooler's output."""
         return self.config.head.cls == "raw"
 
     def check_exportable(self, where: Path) -> None:
-        """Raise where what it learned has no place in the formats of others."""
+        """Raise an error if other tools' formats cannot contain what it learned."""
         if self.mix:
             what = "is feature-based: what reads its frozen layers has no place in a published model"
             raise UserError(what, where=str(where), remedy="fine-tune with another head.encoder to export")
 
 
 def read_finetuned(folder: Path) -> FinetunedTask | None:
-    """The task of the model of this folder, or nothing where it was not fine-tuned here."""
+    """Read the task of the model in this folder; return None if bertsmith did not fine-tune it."""
     if not (folder / TASK_FILE).is_file():
         return None
-    from bertsmith.tasks.task_config import read_task_config  # pydantic, which a plain model needs not
+    from bertsmith.tasks.task_config import read_task_config  # pydantic, which a plain model does not need
 
     config = read_task_config(folder / TASK_FILE)
     if config.head.encoder != "frozen-features":
@@ -55,7 +55,7 @@ def read_finetuned(folder: Path) -> FinetunedTask | None:
 
 
 def write_finetuned(folder: Path, finetuned: FinetunedTask) -> None:
-    """Put it into a model folder that is being written."""
+    """Write the task into an unfinished model folder."""
     from bertsmith.tasks.task_config import write_task_config
 
     write_task_config(folder / TASK_FILE, finetuned.config)

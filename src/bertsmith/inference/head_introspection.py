@@ -1,6 +1,6 @@
-"""The heads of a model on one text: what each is like, what one attends to, and how it comes to that.
+"""The heads of a model on one text: the kind of each, the attention of one, and its computation step by step.
 
-Attention grows with the square of the text, times heads, times layers: only one layer of it is held at once.
+Attention grows with the square of the text, times heads, times layers: only one layer is kept at once.
 
 Shapes: N tokens, L layers, H heads, K head width, C cells of a small map, R tokens that are read most.
 """
@@ -26,15 +26,15 @@ from bertsmith.text.tokenizer import Encoded
 HeadKind = Literal["previous", "next", "itself", "first", "separator", "broad", "mixed"]
 
 MAP_CELLS = 24
-"""Of a small map, each way; a longer text is pooled into so many."""
+"""Maximum cells of a small map, each way; a longer text is pooled."""
 CLEAR_SHARE = 0.4
-"""A head that gives so much of its attention to one place is named after it."""
+"""Fraction of its attention at one place from which a head is named after that place."""
 BROAD_ENTROPY = 0.75
-"""Of the largest entropy there could be: a head above it is called broad."""
+"""Fraction of the largest possible entropy from which an otherwise unnamed head is called broad."""
 MIN_DISTANCE = 2
-"""Tokens between two that are worth showing: heads that read a neighbour are easily found."""
+"""Minimum distance, in tokens, between two that are worth showing: heads that read a neighbour are common."""
 MOST_READ = 6
-"""Tokens whose keys and values are shown."""
+"""Number of tokens with keys and values to show."""
 PRONOUN_LIST = "it he she they him her them his its their hers theirs himself herself itself"
 FUNCTION_WORD_LIST = (
     "a an the and or but of to in on at by for from with as that this these those because so if than then "
@@ -43,16 +43,16 @@ FUNCTION_WORD_LIST = (
 )
 PRONOUNS = frozenset(PRONOUN_LIST.split())
 FUNCTION_WORDS = PRONOUNS | frozenset(FUNCTION_WORD_LIST.split())
-"""English words that say little by themselves: a head that reads one is seldom worth opening with."""
+"""English words that say little by themselves: a head that reads one is seldom a good example."""
 CONTINUES = "##"
-"""Before a piece that goes on with a word."""
+"""Prefix of a piece that continues a word."""
 MARKS = "##\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}\N{LOWER ONE EIGHTH BLOCK}"
-"""What tokenizers put before a piece to say where words begin."""
+"""Prefixes of pieces that show where words begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSummary:
-    """What a head is like on a text: where most of its attention goes, and how much of it."""
+    """Kind of a head on a text: the place with most of its attention, and the fraction there."""
 
     kind: HeadKind
     share: float
@@ -60,7 +60,7 @@ class HeadSummary:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A token of which a head reads another one that stands apart: what a view may open with."""
+    """An example for a view to begin with: a head in which a token reads another, distant one."""
 
     layer: int
     head: int
@@ -75,17 +75,17 @@ class HeadsOverview:
 
     tokens: tuple[str, ...]
     special: tuple[bool, ...]
-    """Which tokens the template put there."""
+    """True for each token that the template added."""
     summaries: tuple[tuple[HeadSummary, ...], ...]
-    """By layer and head."""
+    """Summaries by layer and head."""
     maps: Tensor
-    """[L, H, C, C]: the weights of each head, or the largest of those that fall into a cell."""
+    """[L, H, C, C]: the weights of each head, or the largest of the weights in a cell."""
     moment: Moment | None
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSteps:
-    """How one token's attention comes about in one head, with the numbers of every step."""
+    """The computation of one token's attention in one head, with the numbers of every step."""
 
     query: Tensor
     """[K]"""
@@ -94,7 +94,7 @@ class HeadSteps:
     weights: Tensor
     """[N]: the softmax of the scores."""
     most_read: tuple[int, ...]
-    """The tokens with the largest weights, R of them."""
+    """Indices of the R tokens with the largest weights."""
     keys: Tensor
     """[R, K]"""
     values: Tensor
@@ -104,7 +104,7 @@ class HeadSteps:
 
 
 def inspect_heads(bert: Bert, text: TextInput) -> HeadsOverview:
-    """What every head is like on a text or a pair, and a moment worth seeing."""
+    """Return the kind of every head on a text or pair, and a clear example to begin with."""
     check_heads_are_whole(bert)
     encoded, batch = _one_sequence(bert, text)
     tokens = tuple(bert.tokenizer.token(number) for number in encoded.ids)
@@ -127,7 +127,7 @@ def inspect_heads(bert: Bert, text: TextInput) -> HeadsOverview:
 
 
 def inspect_head(bert: Bert, text: TextInput, layer: int, head: int | None) -> Tensor:
-    """What every token of a text attends to in one head, or on average over a layer's heads [N, N]."""
+    """Return the attention weights [N, N] of one head on a text, or their mean over a layer's heads."""
     check_head(bert, layer, head)
     found: list[Tensor] = []
     reached = 0
@@ -143,7 +143,7 @@ def inspect_head(bert: Bert, text: TextInput, layer: int, head: int | None) -> T
 
 
 def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token: int) -> HeadSteps:
-    """Query, keys, scores, weights, values and their sum, for one token in one head."""
+    """Return query, keys, scores, weights, values and their sum, for one token in one head."""
     check_head(bert, layer, head)
     encoded, batch = _one_sequence(bert, text)
     if not 0 <= token < len(encoded):
@@ -171,7 +171,7 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
 
 
 def check_head(bert: Bert, layer: int, head: int | None) -> None:
-    """Stop at a layer or head that the model does not have."""
+    """Reject a layer or head that the model does not have."""
     order = _encoder(bert).order
     _check_number("layer", layer, len(order))
     _check_number("head", head or 0, _config(bert).heads_in(order[layer]))
@@ -183,13 +183,13 @@ def _check_number(name: str, number: int, count: int) -> None:
 
 
 def check_heads_are_whole(bert: Bert) -> None:
-    """Stop at a model whose heads were pruned: a table of layers and heads has no place for what is left."""
+    """Reject a model with pruned heads, which do not fit into a table of layers and heads."""
     if _config(bert).layer_heads:
         what = "heads of this model were pruned, and this view wants all of them"
         raise UserError(what, remedy="look at the model that it was pruned from")
 
 
-# ---- one layer after the other
+# ---- one layer after another
 
 
 def _config(bert: Bert) -> TransformerConfig:
@@ -228,11 +228,11 @@ def _each_layer_with_vectors(bert: Bert, batch: PackedBatch, record: Callable[..
         _encoder(bert)(batch, attend)
 
 
-# ---- what heads are like
+# ---- the kinds of heads
 
 
 def _summaries(weights_HNN: Tensor, special: tuple[bool, ...]) -> tuple[HeadSummary, ...]:
-    """The kind of each head, by the tokens of the text itself."""
+    """Return the kind of each head, by the attention of the text's own tokens."""
     of_text = [row for row, is_special in enumerate(special) if not is_special] or list(range(len(special)))
     rows_HRN = weights_HNN[:, of_text]
     entropy_H = -(rows_HRN.clamp(min=1e-12).log() * rows_HRN).sum(-1).mean(-1)
@@ -252,7 +252,7 @@ def _summaries(weights_HNN: Tensor, special: tuple[bool, ...]) -> tuple[HeadSumm
 
 
 def _places(special: tuple[bool, ...]) -> dict[HeadKind, Tensor]:
-    """For each kind of head that is named after a place: a 1 where that is, by token [N, N]."""
+    """Return a mask [N, N] for each kind that is named after a place: 1 at that place of each token."""
     count = len(special)
     special_N = torch.tensor(special)
     is_first_N = torch.arange(count) == 0
@@ -265,11 +265,11 @@ def _places(special: tuple[bool, ...]) -> dict[HeadKind, Tensor]:
     }
 
 
-# ---- a moment worth seeing
+# ---- an example to begin with
 
 
 def _telling_pairs(tokens: tuple[str, ...], special: tuple[bool, ...]) -> Tensor:
-    """Which tokens are worth seeing read by which [N, N]: words before a pronoun by it, or words by words."""
+    """Return the pairs [N, N] worth showing: a pronoun and an earlier word, or else two content words."""
     words = [
         "" if is_special else token.lstrip(MARKS).lower()
         for token, is_special in zip(tokens, special, strict=True)

@@ -1,4 +1,4 @@
-"""What goes on inside: the tokens a model is shown, what its heads attend to, how a word's vectors differ.
+"""Introspection: the tokens that a model reads, the attention of its heads, the vectors of a word's senses.
 
 Shapes: N tokens, L layers, H heads, M occurrences of a word, D width.
 """
@@ -26,26 +26,26 @@ from bertsmith.text.tokenizer import Encoded
 
 NOWHERE = -1
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
-"""How Unicode names the letters of scripts that put no space between words."""
+"""Prefixes of Unicode names of letters in scripts that put no space between words."""
 
 MaskedAs = Literal["", "mask", "random", "kept"]
 
 
 @dataclass(frozen=True, slots=True)
 class InspectedToken:
-    """A token with what its three embeddings are looked up by, and what masking did to it."""
+    """A token, the indices of its three embeddings, and the effect of masking on it."""
 
     text: str
     id: int
     segment: int
     position: int
     start: int
-    """First code point in its own text; -1, as `end`, for a token that the template put there."""
+    """First code point in its own text; -1, like `end`, for a token that the template added."""
     end: int
     masking: MaskedAs
-    """Empty where it is not to be predicted; else whether a mask, a random token or itself is shown."""
+    """"" if it is not to be predicted; else what is shown: a mask, a random token or the token itself."""
     shown: str
-    """The token that the model sees in its place."""
+    """Token that the model sees in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class InspectedTokens:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """What each token attends to, in every head of every layer."""
+    """The attention of every token, in every head of every layer."""
 
     tokens: tuple[str, ...]
     weights: Tensor
-    """[L, H, N, N]: from the token of the row to that of the column; rows add up to 1."""
+    """[L, H, N, N]: from the token of the row to the token of the column; rows sum to 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class SensePoint:
-    """A word where it stands, and its point on the map."""
+    """An occurrence of a word, and its point on the map."""
 
     sentence: int
     start: int
@@ -80,7 +80,7 @@ class SenseLayer:
     """A word's vectors after one layer: on a plane, in units of their mean length, and their cosines."""
 
     plane: Tensor
-    """[M, 2], turned so that it is nearest to that of the next layer."""
+    """[M, 2], rotated so that it is nearest to the plane of the next layer."""
     similarity: Cosines
 
 
@@ -92,11 +92,11 @@ class Senses:
     similarity: Tensor
     """[M, M]"""
     layers: tuple[SenseLayer, ...]
-    """From the word's own vector, which is the same in every sentence, to the last layer."""
+    """Layers from the word's own vector, which is the same in every sentence, to the last one."""
 
 
 def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens:
-    """The tokens of a text or a pair, with a fresh masking as published: 15 %, of these 80-10-10."""
+    """Return the tokens of a text or pair, with a fresh masking as published: 15 %, of these 80-10-10."""
     (encoded,) = bert.reader.encode([text], truncate=False)
     masked = masked_tokens(token_masker(bert), encoded, seed)
     token = bert.tokenizer.token
@@ -118,7 +118,7 @@ def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens
 
 
 def inspect_attention(bert: Bert, text: TextInput) -> Attention:
-    """What every token of a text or a pair attends to."""
+    """Return the attention of every token of a text or pair."""
     check_heads_are_whole(bert)
     (encoded,) = bert.reader.encode([text], truncate=False)
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
@@ -131,7 +131,7 @@ def inspect_attention(bert: Bert, text: TextInput) -> Attention:
 def inspect_senses(
     bert: Bert, word: str, sentences: Iterable[str | TokenizedText], *, max_occurrences: int | None = None
 ) -> Senses:
-    """Where a word stands in sentences, and how near its contextual vectors are to each other."""
+    """Return the occurrences of a word in sentences, and the cosines of its contextual vectors."""
     several = bert.reader.tokenize(as_list(sentences))
     encoded = bert.reader.encode(several, truncate=False)
     occurrences = [
@@ -161,14 +161,14 @@ def inspect_senses(
 
 
 def token_masker(bert: Bert) -> Masker:
-    """What masks texts of a model as published; made once for many, for it reads the whole vocabulary."""
+    """Return a masker as published for a model; reuse it, as it reads the whole vocabulary."""
     masking = MaskingSection()  # its defaults are the published numbers
     vocabulary = read_vocabulary(bert.tokenizer, masking)
     return Masker(masking, vocabulary, max_predictions=bert.reader.longest)
 
 
 def masked_tokens(masker: Masker, encoded: Encoded, seed: int) -> dict[int, int]:
-    """The indices of the tokens to predict, and what is shown there."""
+    """Return the indices of the tokens to predict, and the tokens that are shown there."""
     rows = [row for row, sequence in enumerate(encoded.sequence) if sequence >= 0]
     spans = [encoded.sequence.count(number) for number in sorted({0, *encoded.sequence} - {NOWHERE})]
     text = Text(
@@ -189,13 +189,13 @@ def masked_tokens(masker: Masker, encoded: Encoded, seed: int) -> dict[int, int]
 
 
 def _found(word: str, text: str) -> Iterator[tuple[int, int]]:
-    """Where the word stands in the text by itself, in upper or lower case."""
-    # By `find`, not by a regular expression: with case ignored, re takes as many steps as word times text.
+    """Yield the offsets at which a word occurs by itself in a text, in upper or lower case."""
+    # Not with a regular expression: ignoring case, re takes as many steps as word times text.
     wanted = word.strip().casefold() if isinstance(word, str) else ""
     if not wanted:
         raise UserError("no word was given", remedy="name the word whose senses are wanted")
     folded = text.casefold()
-    # Some letters fold to several, as \u00df does; where none does, each stands where it stood.
+    # Some letters fold to several, as \u00df does; if none does, offsets do not change.
     same = len(folded) == len(text)
     letters = range(len(text)) if same else [at for at, letter in enumerate(text) for _ in letter.casefold()]
     begin = folded.find(wanted)
@@ -222,7 +222,7 @@ def _is_spaced(letter: str) -> bool:
 
 
 def _rows(encoded: Encoded, span: list[int]) -> list[int]:
-    """The tokens that are pieces of a word."""
+    """Return the indices of the tokens that are pieces of a word."""
     first, last = span
     rows = [
         row
@@ -235,7 +235,7 @@ def _rows(encoded: Encoded, span: list[int]) -> list[int]:
 
 
 def _plane(vectors_MD: Tensor) -> Tensor:
-    """The vectors on their two principal axes [M, 2]; each axis points to its farthest vector."""
+    """Return the vectors on their two principal axes [M, 2]; each axis points to its farthest vector."""
     centred_MD = vectors_MD - vectors_MD.mean(0)
     axes_UM, sizes_M, _ = torch.linalg.svd(centred_MD, full_matrices=False)
     points = torch.zeros(len(vectors_MD), 2, dtype=vectors_MD.dtype)
@@ -246,7 +246,7 @@ def _plane(vectors_MD: Tensor) -> Tensor:
 
 
 def _turned(planes: list[Tensor]) -> list[Tensor]:
-    """The planes of all layers, each turned or mirrored so that its points lie nearest to the next one's."""
+    """Return the planes of all layers, each rotated or mirrored to be nearest to the next one."""
     turned = planes[-1:]
     for plane_M2 in reversed(planes[:-1]):
         left_22, _, right_22 = torch.linalg.svd(plane_M2.T @ turned[0])

@@ -1,4 +1,4 @@
-"""From layer to layer: how the vectors of texts and tokens change, and what would be guessed after each.
+"""From layer to layer: the vectors of texts and tokens, and the guesses for a mask after each.
 
 Layer 0 is a token's own vector, before position and context; the last is what the model's heads read.
 
@@ -31,21 +31,21 @@ from bertsmith.text.tokenizer import Encoded
 
 @dataclass(frozen=True, slots=True)
 class Cosines:
-    """How alike vectors are, each with each, as they are and without the mean of all tokens."""
+    """Cosines of every two vectors, as they are and without the mean of all tokens."""
 
     plain: Tensor
     """[M, M]"""
     centred: Tensor
-    """[M, M]: the vectors of one layer share a large part, which tells nothing; here it is taken away."""
+    """[M, M], without the mean: the vectors of one layer share a large part, which carries no information."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerGuesses:
-    """What would be guessed for a mask if the model ended after this layer."""
+    """The guesses for a mask if the model ended after this layer."""
 
     guesses: tuple[Candidate, ...]
     final: float
-    """The probability of what the last layer finds best."""
+    """Probability here of the last layer's best guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class MaskLayers:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingPart:
-    """One of the vectors whose sum goes into the first layer, or that sum."""
+    """A vector that is added up for the first layer, or the sum."""
 
     name: str
     values: Tensor
@@ -69,10 +69,10 @@ class EmbeddingPart:
 def layer_cosines(
     bert: Bert, encoded: Sequence[Encoded], groups: Sequence[Sequence[list[int]]]
 ) -> tuple[list[Tensor], list[Cosines]]:
-    """After each layer, the mean vectors [M, D] of groups of each text's tokens, and how alike those are."""
+    """Return, after each layer, the mean vectors [M, D] of groups of tokens, and their cosines."""
     by_text, sums, count = [], [torch.zeros(())], 0
     for each, rows in zip(encoded, groups, strict=True):
-        states = _layer_states(bert, each)  # of one text at a time: all layers of many are a lot of memory
+        states = _layer_states(bert, each)  # one text at a time: all layers of many take a lot of memory
         by_text.append([[state_ND[some].mean(0) for some in rows] for state_ND in states])
         before = sums if count else [torch.zeros(())] * len(states)
         sums = [before_D + state_ND.sum(0) for before_D, state_ND in zip(before, states, strict=True)]
@@ -83,7 +83,7 @@ def layer_cosines(
 
 
 def _layer_states(bert: Bert, encoded: Encoded) -> list[Tensor]:
-    """The vectors of a text's tokens [N, D]: their own, then those after each layer."""
+    """Return the vectors of a text's tokens [N, D]: their own, then those after each layer."""
     encoder = bert.engine.network.encoder
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():
@@ -101,14 +101,14 @@ def _cosines(vectors_MD: Tensor, mean_D: Tensor) -> Cosines:
 
 
 def inspect_similarity(bert: Bert, texts: Iterable[str | TokenizedText]) -> list[Cosines]:
-    """How alike the mean vectors of texts are, after each layer."""
+    """Return the cosines of the texts' mean vectors after each layer."""
     encoded = bert.reader.encode(as_list(texts), truncate=False)
     whole = [[list(range(len(each)))] for each in encoded]
     return layer_cosines(bert, encoded, whole)[1]
 
 
 def inspect_guesses(bert: Bert, text: str | TokenizedText, *, top: int) -> list[MaskLayers]:
-    """For each mask of a text, what the masked-language head would make of every layer."""
+    """Return, for each mask of a text, the masked-language head's guesses from every layer."""
     engine = bert.engine
     (masked,) = encode_masked(engine, [text], truncate=False)
     rows = [index + predicting_row(engine) for index in masked.indices]
@@ -116,7 +116,7 @@ def inspect_guesses(bert: Bert, text: str | TokenizedText, *, top: int) -> list[
     encoder = engine.network.encoder
     with torch.no_grad():
         *states, last_ND = encoder.hidden_states(batch)
-        # Where norms stand before the layers, what a head reads was normalised once more at the end.
+        # In a pre-norm encoder, what a head reads was normalised once more at the end.
         after = [*(encoder.after(state_ND) for state_ND in states), last_ND]
         scores = [word_log_probabilities(engine, state_ND[rows]) for state_ND in after]
     spans = mask_offsets_in(masked.text, masked.encoded, bert.tokenizer)
@@ -135,7 +135,7 @@ def _guesses_of(engine: Engine, layers_V: Sequence[Tensor], top: int) -> tuple[L
 
 
 def inspect_embedding(bert: Bert, text: TextInput, token: int) -> list[EmbeddingPart]:
-    """The vectors that are added up for one token of a text, their sum, and the sum as it is normalised."""
+    """Return the vectors that are added up for one token, their sum, and the normalised sum."""
     (encoded,) = bert.reader.encode([text], truncate=False)
     if not 0 <= token < len(encoded):
         raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")

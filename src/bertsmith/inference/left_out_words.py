@@ -1,4 +1,4 @@
-"""Texts without some of their words: what a model reads of them once the tokens of these words are gone."""
+"""Texts without some of their words: the remaining tokens, unchanged."""
 
 from bisect import bisect_right
 from collections.abc import Collection, Iterator
@@ -13,17 +13,17 @@ NO_WORD = -1
 
 @dataclass(frozen=True, slots=True)
 class TextWords:
-    """A text or a pair, its words, and which of them each token belongs to."""
+    """A text or pair, its words, and the word of each token."""
 
     tokenized: TokenizedText
     words: tuple[tuple[int, Word], ...]
-    """Each with the number of its text, 0 or 1 in a pair; punctuation marks are words, too."""
+    """Words with the number of their text, 0 or 1 in a pair; punctuation marks are words, too."""
     word_of_token: tuple[int, ...]
-    """-1 of special tokens, and of tokens of white space."""
+    """Word of each token; -1 for special tokens and for white space."""
 
     @classmethod
     def of(cls, tokenized: TokenizedText) -> "TextWords":
-        """The words of a text as its tokenizer cuts them, those of which a token is there."""
+        """Return the words of a text as its tokenizer cuts them, without words that have no token."""
         encoded, text = tokenized.encoded, tokenized.text
         parts = (text,) if isinstance(text, str) else text
         alone = [TokenizedText(part, _of_part(encoded, number)) for number, part in enumerate(parts)]
@@ -40,7 +40,7 @@ class TextWords:
 
         spans = zip(encoded.sequence, encoded.offsets, strict=True)
         numbers = [number_of(part, *span) for part, span in spans]
-        # A character that became several words belongs to the first: the others have no token.
+        # If a character became several words, only the first has a token.
         known = sorted(set(numbers) - {NO_WORD})
         renumbered = {word: number for number, word in enumerate(known)} | {NO_WORD: NO_WORD}
         return cls(
@@ -48,12 +48,12 @@ class TextWords:
         )
 
     def without(self, gone: Collection[int]) -> TokenizedText:
-        """The text without the tokens of these words."""
+        """Return the text without the tokens of these words."""
         rows = [row for row, word in enumerate(self.word_of_token) if word == NO_WORD or word not in gone]
         return replace(self.tokenized, encoded=self.tokenized.encoded.rows(rows))
 
     def each_left_out(self) -> Iterator[tuple[int, TokenizedText]]:
-        """Each word with the text without it, but for a word that is all there is of its text."""
+        """Yield each word and the text without it, unless the word is all there is of its text."""
         for number, (part, _) in enumerate(self.words):
             rest = self.without({number})
             if part in rest.encoded.sequence:
@@ -61,6 +61,6 @@ class TextWords:
 
 
 def _of_part(encoded: Encoded, part: int) -> Encoded:
-    """The tokens of one text of a pair, as of a text by itself."""
+    """Return the tokens of one text of a pair, as of a single text."""
     of_part = encoded.rows([row for row, own in enumerate(encoded.sequence) if own == part])
     return replace(of_part, sequence=[0] * len(of_part))

@@ -1,4 +1,4 @@
-"""The object people hold: a trained encoder with its tokenizer, and what it can do with texts."""
+"""`Bert`, the public model object: a trained encoder, its tokenizer and its prediction methods."""
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
@@ -59,11 +59,11 @@ NOT_FOR_SIMILARITY = (
     "texts far worse than those of a sentence model, such as sentence-transformers/all-MiniLM-L6-v2"
 )
 HEAD_OF_ABILITY = {"fill": "mlm", "next": "nsp"}
-"""Heads of pre-training; of task heads their kinds know, and `embed` and `look` take none."""
+"""Pre-training heads by ability; the kinds of tasks know their heads, and `embed` and `look` need none."""
 PRECISIONS = get_args(Precision)
 
 MAX_SPARE_ROWS = 128
-"""Embedding matrices are rounded up for speed; more spare rows than this speak of another vocabulary."""
+"""Maximum spare rows of an embedding matrix (rounded up for speed); more indicate another vocabulary."""
 
 log = logging.getLogger("bertsmith")
 
@@ -75,16 +75,16 @@ def load(
     precision: Precision = "fp32",
     base: Path | str | None = None,
 ) -> "Bert":
-    """Open a Hugging Face model folder, ours or anyone's, or that of a run; without a name an embedded one.
+    """Open a Hugging Face model folder, or the folder of a run; without a name, the embedded encoder.
 
-    Of the folder of several runs it is the best one. A name that is no folder opens the embedded model that
-    is called so, and one such as org/name what the Hugging Face tools have fetched; nothing is downloaded. An
-    adapter folder (LoRA, ours or peft's) opens the model that it names, or `base`, with the adapter merged
-    into its weights.
+    The folder of several runs opens the best one. A name that is not a folder opens the embedded model of
+    that name; a name like org/name opens a model that the Hugging Face tools have fetched. Nothing is
+    downloaded. An adapter folder (LoRA, from bertsmith or peft) opens the model that it names, or `base`,
+    with the adapter merged into its weights.
 
-    Precisions: fp32 is exact, bf16 faster where the machine has it, and auto takes bf16 just there; int8
-    rounds the products of a CPU to 8 bits, for which it is calibrated while it is opened, unless the folder
-    was (`bertsmith quantise`). Of such a folder auto takes int8 where the CPU has 8-bit products.
+    Precisions: fp32 is exact, bf16 is faster if the machine supports it, and auto means bf16 only then. int8
+    rounds the products of a CPU to 8 bits; it is calibrated on opening, unless the folder already was
+    (`bertsmith quantise`). For such a folder, auto means int8 if the CPU has 8-bit products.
 
     Example: bertsmith.load("path/to/model-folder", device="cuda", precision="bf16")
     """
@@ -103,7 +103,7 @@ def load(
         adapted = adapted_model(model, adapter, finetuned)
         model = replace(adapted, network=merged_network(adapted.network))
     check_vocabulary(model, tokenizer, where=str(folder))
-    # The last note tells of a pooler without weights, which matters only where something reads it.
+    # The last note is about a pooler without weights, which matters only if something reads it.
     skipped = finetuned is not None and finetuned.skips_pooler and model.untrained == ("pooler",)
     for note in model.notes[:-1] if skipped else model.notes:
         log.warning("%s: %s", folder, note)
@@ -116,7 +116,7 @@ def load(
 def load_task_model(
     folder: Path, *, device: str = "auto", precision: Precision = "fp32", base: Path | None = None
 ) -> "TaskModel":
-    """The fine-tuned model of a run folder or of the model folder in it."""
+    """Open the fine-tuned model of a run folder, or of the model folder in it."""
     bert = load(folder, device=device, precision=precision, base=base)
     if bert.finetuned is None:
         remedy = "give the folder of a `bertsmith finetune` run"
@@ -127,17 +127,17 @@ def load_task_model(
 
 
 def _tokenizer_folder(folder: Path, base: Path) -> Path:
-    """Where the tokenizer lies: in the folder, or with the base of an adapter that has none beside it."""
+    """Return the folder of the tokenizer: this one, or the base of an adapter without a tokenizer."""
     return transformer_folder(folder if has_tokenizer(folder) else base)
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether files of a tokenizer lie in an adapter folder."""
+    """Return True if an adapter folder contains a tokenizer."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def check_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
-    """Stop where the tokenizer can give ids that the model has no embedding for."""
+    """Reject a tokenizer with ids that the model has no embedding for."""
     rows, entries = model.network.config.vocabulary, tokenizer.vocabulary_size
     if entries > rows:
         what = f"the tokenizer has {entries} entries but the model {rows} embedding rows"
@@ -168,8 +168,8 @@ class Bert:
         self.name = "this model"
         self._predictors: dict[str, Predictor] = {}
         self._has_warned = False
-        self._lock = Lock()  # making a predictor changes the network
-        # A folder or its tokenizer may name fewer tokens than the model has positions: those of its training.
+        self._lock = Lock()  # building a predictor changes the network
+        # A folder or its tokenizer may allow fewer tokens than the model has positions: as in training.
         positions = model.network.config.positions
         longest = min(positions, model.sentence.longest or tokenizer.max_length or positions)
         self._device, self._int8, self.reader = chosen, int8, Reader(tokenizer, longest)
@@ -179,11 +179,11 @@ class Bert:
 
     @cached_property
     def engine(self) -> Engine:
-        """What predicts: made at the first prediction, for fine-tuning makes none."""
+        """The engine for predictions: built at the first one, as fine-tuning needs none."""
         return Engine(fast_network(self.model.network, self._device), self.reader, self._device)
 
     def warm_up(self) -> None:
-        """Let a GPU compile its kernels now, a matter of seconds, and not while somebody waits for an answer.
+        """Compile the GPU kernels now, which takes seconds, so that the first prediction does not wait.
 
         Example: bertsmith.load("models/bert-base", device="cuda").warm_up()
         """
@@ -191,10 +191,10 @@ class Bert:
             self.engine.warm_up()
 
     def with_adapter(self, folder: Path | str) -> "Bert":
-        """This model with the adapter of a folder, and the heads in it; all other weights are shared.
+        """Return this model with the adapter of a folder and its heads; all other weights are shared.
 
-        Nothing is merged: the low-rank products are computed beside the weights that both have in memory, so
-        that many adapters cost little more than one model. `load` merges, which computes faster.
+        Nothing is merged: low-rank products are computed in addition to those of the shared weights, so that
+        many adapters cost little more than one model. `load` merges, which computes faster.
 
         Example: bertsmith.load("models/bert-base").with_adapter("runs/sst2-lora").classify(["A warm day."])
         """
@@ -214,7 +214,7 @@ class Bert:
 
     @property
     def precision(self) -> str:
-        """What its products are computed in: fp32, bf16, int8, or int4, whose inputs have 8 bits."""
+        """Precision of its products: fp32, bf16, int8, or int4 (with 8-bit inputs)."""
         network = self.model.network
         if self._int8 or (self._device.type == "cpu" and computes_in_4_bits(network)):
             return "int8" if self._int8 else "int4"
@@ -222,15 +222,15 @@ class Bert:
 
     @property
     def heads(self) -> tuple[str, ...]:
-        """The heads that the folder brought."""
+        """The heads that the folder contains."""
         return tuple(head for head in self.model.network.heads if head not in self.model.untrained)
 
     @property
     def abilities(self) -> tuple[str, ...]:
-        """What this model can do: of fill, next, classify, score, tag, answer, choose, embed, look."""
+        """Abilities of this model, of: fill, next, classify, score, tag, answer, choose, embed, look."""
         able = {"embed", "look"}
         able |= {ability for ability, head in HEAD_OF_ABILITY.items() if not self._lacking(head)}
-        # A model that was only pre-trained need not wait for all that tasks import.
+        # A model that was only pre-trained does not import everything that tasks need.
         if self.finetuned is not None or set(self.heads) - {"pooler", *HEAD_OF_ABILITY.values()}:
             from bertsmith.inference.predictor import ability_of_head
             from bertsmith.tasks.kinds.registry import KINDS
@@ -247,7 +247,7 @@ class Bert:
         return f"<Bert {config.model_type}, {size}, heads: {', '.join(self.heads) or 'none'}>"
 
     def hidden_states(self, texts: Iterable[TextOrPair], *, truncate: bool = False) -> list[Tensor]:
-        """For each text, its states after the embeddings and after each layer [layers + 1, tokens, width]."""
+        """Return the states of each text after embeddings and each layer [layers + 1, tokens, width]."""
 
         def states(batch: PackedBatch) -> list[Tensor]:
             layers_LTD = torch.stack(self.engine.network.encoder.hidden_states(batch)).float().cpu()
@@ -264,14 +264,14 @@ class Bert:
         prompt: str | None = None,
         truncate: bool = False,
     ) -> Tensor:
-        """One vector for each text [texts, width].
+        """Return one vector for each text [texts, width].
 
-        A folder of sentence-transformers says what pools the last states, whether vectors have the length 1
-        and which prompt stands before a text. What is given here goes before what the folder says.
+        A folder of sentence-transformers sets the pooling of the last states, the normalisation to length 1
+        and the prompt before a text. Arguments override the folder.
 
-        Any other folder has centred vectors, of length 1, without a prompt: the mean without its part in the
-        direction of an empty text's mean, which all texts share. Its first call warns once, if `pooling` is
-        not given, that the model was probably not trained for similarity.
+        Any other folder gives centred vectors of length 1, without a prompt: the mean without its component
+        in the direction of an empty text's mean, which all texts share. If `pooling` is not given, the first
+        call warns once that the model was probably not trained for similarity.
         """
         sentence = self.model.sentence
         if sentence.unsupported and (pooling is None or normalize is None):
@@ -305,39 +305,39 @@ class Bert:
         return direction_of_no_text(self.engine)
 
     def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Candidate]]:
-        """For each mask of the text the most probable tokens, each mask by itself."""
+        """Return the most probable tokens for each mask of the text, each mask independently."""
         (candidates,) = self.fill_each([text], top=top, truncate=truncate)
         return candidates
 
     def fill_each(
         self, texts: Iterable[str | TokenizedText], *, top: int = 5, truncate: bool = False
     ) -> list[list[list[Candidate]]]:
-        """For each text and each of its masks the most probable tokens."""
+        """Return the most probable tokens for each mask of each text."""
         self._need("mlm", "to fill masks")
         return fill_each_mask(self.engine, texts, top=top, truncate=truncate)
 
     def fill_jointly(
         self, text: str, *, top: int = 5, beam: int = 10, truncate: bool = False
     ) -> list[Filling]:
-        """The most probable fillings of all masks together: each sees what was put into those before it."""
+        """Return the most probable fillings of all masks together: each sees the tokens chosen before it."""
         self._need("mlm", "to fill masks")
         (masked,) = encode_masked(self.engine, [text], truncate=truncate)
         return fill_jointly(self.engine, masked, top, beam)
 
     def extend(self, text: str, *, count: int) -> Iterator[Extension]:
-        """The text with one token more each time, each at the price of reading all of it again."""
+        """Yield the text with one more token each time; each token costs reading all of it again."""
         self._need("mlm", "to extend texts")
         return extend_text(self.engine, text, count)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
-        """Whether the second text follows the first."""
+        """Predict whether the second text follows the first."""
         (answer,) = self.next_sentences([(first, second)], truncate=truncate)
         return answer
 
     def next_sentences(
         self, pairs: Iterable[tuple[str, str] | TokenizedText], *, truncate: bool = False
     ) -> list[NextSentence]:
-        """For each pair whether its second text follows the first."""
+        """Predict for each pair whether its second text follows the first."""
         self._need("nsp", "to say whether one sentence follows another")
         network = self.engine.network
         next_label = architecture_of(network.config.model_type).next_label
@@ -350,7 +350,7 @@ class Bert:
         return [NextSentence(probability > 0.5, probability) for probability in found]
 
     def classify(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[Classification]:
-        """The class of each text or pair, or its classes where it may have several.
+        """Return the class of each text or pair, or its classes if it may have several.
 
         A fine-tuned folder has its own rule for long texts, and `truncate` adds nothing to it.
         """
@@ -359,38 +359,38 @@ class Bert:
     def classify_in_steps(
         self, texts: Iterable[TextInput], *, truncate: bool = False
     ) -> "Steps[list[Classification]]":
-        """The same for a server, which lets others have a turn between two batches of a long text."""
+        """Classify in steps: a server can serve others between two batches of a long text."""
         return self._predictor("classify", "to classify texts").classify_in_steps(texts, truncate=truncate)
 
     def score(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[float]:
-        """The number that a model for regression gives each text or pair; long texts as in `classify`."""
+        """Return the number that a regression model gives each text or pair; long texts as in `classify`."""
         return finished(self.score_in_steps(texts, truncate=truncate))
 
     def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool = False) -> "Steps[list[float]]":
-        """The same for a server, as `classify_in_steps`."""
+        """Score in steps, like `classify_in_steps`."""
         return self._predictor("score", "to score texts").score_in_steps(texts, truncate=truncate)
 
     def tag(self, sentences: "Iterable[Sentence | TokenizedText]") -> list[list[TaggedWord]]:
-        """The tag of each word; a sentence is a string, or a list of words. Long ones are read in windows."""
+        """Tag each word; a sentence is a string or a list of words. Long ones are read in windows."""
         return finished(self.tag_in_steps(sentences))
 
     def tag_in_steps(
         self, sentences: "Iterable[Sentence | TokenizedText]"
     ) -> "Steps[list[list[TaggedWord]]]":
-        """The same for a server, which lets others have a turn between two batches of a long text."""
+        """Tag in steps: a server can serve others between two batches of a long text."""
         return self._predictor("tag", "to tag words").tag_in_steps(sentences)
 
     def entities(self, text: str) -> list[Entity]:
-        """The stretches of a text that a tagger marks, such as names."""
+        """Return the entities of a text that a tagger marks, for example names."""
         (found,) = self.entities_each([text])
         return found
 
     def entities_each(self, texts: Iterable[str]) -> list[list[Entity]]:
-        """The stretches of each text that a tagger marks."""
+        """Return the entities of each text that a tagger marks."""
         return self._predictor("tag", "to find entities").entities(texts)
 
     def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
-        """The stretches that the tags of a text's words mark; none where the model's tags mark none."""
+        """Return the entities that the tags of a text's words mark; [] if the tags mark none."""
         return self._predictor("tag", "to find entities").entities_of(text, words)
 
     @overload
@@ -407,9 +407,9 @@ class Bert:
     def answer(
         self, question: str, passage: str, *, best: int = 1
     ) -> "QuestionAnswer | list[QuestionAnswer]":
-        """What the passage answers, to the letter, or a list with the next `best` - 1 after it.
+        """Return the part of the passage that answers; with `best` > 1, a list of the best answers.
 
-        A long passage is read in windows. Where it holds no answer, by the folder's threshold, `text` is
+        A long passage is read in windows. If it contains no answer, by the folder's threshold, `text` is
         empty and `start` is -1.
         """
         (found,) = self.answers_each([(question, passage)], best=best)
@@ -418,31 +418,31 @@ class Bert:
     def answers_each(
         self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int = 1
     ) -> "list[list[QuestionAnswer]]":
-        """For each question and its passage the answer, and the next `best` - 1 after it."""
+        """Return the `best` answers to each question from its passage, the best first."""
         return finished(self.answers_in_steps(questions, best=best))
 
     def answers_in_steps(
         self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int
     ) -> "Steps[list[list[QuestionAnswer]]]":
-        """The same for a server, which lets others have a turn between two batches of a long passage."""
+        """Answer in steps: a server can serve others between two batches of a long passage."""
         check_count("best", best)
         predictor = self._predictor("answer", "to answer questions")
         found = yield from predictor.answers_in_steps(questions)
         return [each[:best] for each in found]
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:
-        """Which of several pairs is right; long pairs as in `classify`."""
+        """Choose the right one of several pairs; long pairs as in `classify`."""
         return self.choose_each([options], truncate=truncate)[0]
 
     def choose_each(
         self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool = False
     ) -> list[Choice]:
-        """Which pair of each question is right, all of them computed together."""
+        """Choose the right pair of each question; all questions are computed together."""
         return self._predictor("choose", "to choose among texts").choose_each(questions, truncate=truncate)
 
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""
-        replaces = (*SAVED_WEIGHT_FILES, *FINETUNED_FILES)  # what others wrote there stays
+        replaces = (*SAVED_WEIGHT_FILES, *FINETUNED_FILES)  # other files in the folder stay
         with atomic_folder(Path(folder).expanduser(), replaces=replaces) as fresh:
             write_model(fresh, replace(self.model, network=merged_network(self.model.network)))
             self.tokenizer.save(fresh)
@@ -476,9 +476,9 @@ class Bert:
         raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
 
     def _lacking(self, head: str) -> str:
-        """The head whose absence keeps this one from predicting: itself or one that it stands on, if any."""
+        """Return the first missing head that `head` depends on (or `head` itself), or ""."""
         if self.finetuned is not None and self.finetuned.mix and self.finetuned.config.head_name == head:
-            return ""  # a mix of layers predicts in its place
+            return ""  # a mix of layers predicts instead
         plan = architecture_of(self.model.network.config.model_type).heads.get(head)
         skips_pooler = self.finetuned is not None and self.finetuned.skips_pooler
         needed = (head, *(() if plan is None or skips_pooler else plan.needs))
@@ -486,7 +486,7 @@ class Bert:
 
 
 def _training_of(head: str) -> str:
-    """The command that makes such a head, if one does; some have many others of their kind."""
+    """Return a command that trains such a head, or "" if there is none."""
     if head in HEAD_OF_ABILITY.values():
         return "bertsmith pretrain"
     from bertsmith.tasks.kinds.registry import kinds_of_head

@@ -1,4 +1,4 @@
-"""Which model folder is meant: a folder, that of a run, the best of several runs, or one that was fetched.
+"""Finding a model folder: a folder, that of a run, the best of several runs, or one in a cache.
 
 Nothing is downloaded: a name such as `org/name` is looked up where the Hugging Face tools keep models.
 """
@@ -14,15 +14,15 @@ from bertsmith.inference.embedded_models import embedded_models
 from bertsmith.model.sentence_modules import MODULES_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
-"""What peft, and we, write beside the weights of an adapter."""
+"""File that peft and bertsmith write next to the weights of an adapter."""
 SPREAD_FILE = "spread.json"
-"""Beside the folders of several runs: what each came to, and which did best."""
+"""File next to the folders of several runs: the result of each, and the best one."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""How models are called on the hub; the oldest have no organisation."""
+"""A model's name on the hub; the oldest have no organisation."""
 
 
 def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.environ) -> Path:
-    """The model folder at this path, of the run or the best of several there, our own, or in the cache."""
+    """Return the model folder for a path or name: of a run, the best of several, embedded or cached."""
     with reporting_missing_homes(given):
         folder = Path(given).expanduser()
     if folder.is_file():
@@ -36,8 +36,8 @@ def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.envir
         return folder / "model"
     runs = sorted(each.parent.name for each in folder.glob("*/model") if is_model(each))
     if not runs:
-        return folder  # whoever opens it says what is missing
-    # The folder of `finetune --seeds` or `--grid`, whose spread is written once all runs are finished.
+        return folder  # opening it reports what is missing
+    # The folder of `finetune --seeds` or `--grid`; its spread is written once all runs are finished.
     spread = folder / SPREAD_FILE
     best = read_json(spread, remedy="run the study again").get("best") if spread.is_file() else None
     if best in runs:
@@ -48,17 +48,17 @@ def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.envir
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, which stands on a model elsewhere."""
+    """Return True if a folder contains an adapter, which needs a base model."""
     return (folder / ADAPTER_CONFIG).is_file()
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a model or an adapter lies in a folder itself."""
+    """Return True if a folder itself contains a model or an adapter."""
     return any((folder / file).exists() for file in ("config.json", MODULES_FILE, ADAPTER_CONFIG))
 
 
 def _cached_folder(name: str, environment: Mapping[str, str]) -> Path:
-    """The snapshot of a model in the cache of the Hugging Face tools."""
+    """Return the snapshot of a model in the cache of the Hugging Face tools."""
     cache = _hub_cache(environment)
     place = cache / f"models--{name.replace('/', '--')}"
     main = place / "refs" / "main"
@@ -78,7 +78,7 @@ def _cached_folder(name: str, environment: Mapping[str, str]) -> Path:
 
 
 def _hub_cache(environment: Mapping[str, str]) -> Path:
-    """Where the Hugging Face tools keep models, by the rules of huggingface_hub."""
+    """Return the cache of the Hugging Face tools, by the rules of huggingface_hub."""
     if chosen := environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE"):
         return Path(chosen).expanduser()
     cache = environment.get("XDG_CACHE_HOME") or "~/.cache"

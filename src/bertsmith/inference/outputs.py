@@ -1,4 +1,4 @@
-"""What a model predicts for texts, as people read it and as JSON."""
+"""Predictions for texts, as Python objects and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 @dataclass(frozen=True, slots=True)
 class Classification:
-    """The class of a text, or its classes where it may have any number of them."""
+    """The class of a text, or its classes if it may have any number of them."""
 
     label: str
-    """The most probable one."""
+    """The most probable label."""
     probability: float
-    """Of that label."""
+    """Probability of `label`."""
     probabilities: dict[str, float]
-    """Of every label; they add up to 1 unless a text may have several labels."""
+    """Probability of every label; they sum to 1 unless a text may have several labels."""
     labels: tuple[str, ...]
-    """The one label; where a text may have several, all with a probability of at least 0.5."""
+    """The one label; if a text may have several, all with a probability of at least 0.5."""
     is_several: bool = False
-    """Whether a text may have any number of them."""
+    """True if a text may have any number of labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextSentence:
-    """Whether the second text follows the first, and how sure the model is that it does."""
+    """Prediction whether the second text follows the first, and the probability that it does."""
 
     follows: bool
     probability: float
@@ -44,25 +44,25 @@ class TaggedWord:
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A stretch of a text, and what it is."""
+    """A span of a text, and its type."""
 
     type: str
     text: str
-    """text[start:end], to the letter."""
+    """text[start:end], unchanged."""
     start: int
     end: int
     probability: float
-    """The mean of its words' probabilities."""
+    """Mean of its words' probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which of several pairs is right."""
+    """The right one of several pairs."""
 
     index: int
-    """Counted from 0."""
+    """Index from 0."""
     probabilities: tuple[float, ...]
-    """Of each pair; they add up to 1."""
+    """Probability of each pair; they sum to 1."""
 
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ ABILITIES = {
 def masks_to_json(
     offsets: Sequence[tuple[int, int]], candidates: "Sequence[Sequence[Candidate]]"
 ) -> list[Json]:
-    """The masks of a text, each with the candidates for it."""
+    """Return the masks of a text, each with its candidates."""
     return [
         {
             "start": start,
@@ -100,7 +100,7 @@ def masks_to_json(
 
 
 def classification_to_json(found: Classification | float) -> Json:
-    """The class of a text, its classes where it may have any number of them, or its number."""
+    """Return the class of a text, its classes if it may have any number of them, or its number."""
     if isinstance(found, float):
         return {"score": found}
     if found.is_several:
@@ -109,12 +109,12 @@ def classification_to_json(found: Classification | float) -> Json:
 
 
 def choice_to_json(found: Choice, options: Sequence[str]) -> Json:
-    """The index of the option that fits best, the option itself, and the probability of each."""
+    """Return the index of the option that fits best, the option, and the probability of each."""
     return {"index": found.index, "option": options[found.index], "probabilities": list(found.probabilities)}
 
 
 def tags_to_json(words: Sequence[TaggedWord], entities: Sequence[Entity]) -> Json:
-    """The words of a text with their tags, and what they make up together."""
+    """Return the words of a text with their tags, and the entities that they form."""
     return {
         "words": [{"text": word.word, "tag": word.tag, **_span_to_json(word)} for word in words],
         "entities": [{"text": each.text, "label": each.type, **_span_to_json(each)} for each in entities],
@@ -122,7 +122,7 @@ def tags_to_json(words: Sequence[TaggedWord], entities: Sequence[Entity]) -> Jso
 
 
 def answers_to_json(found: "Sequence[QuestionAnswer]") -> Json:
-    """The answer to a question and what else was considered, the best first."""
+    """Return the answer to a question and the other candidates, the best first."""
     none = next((candidate.probability for candidate in found[0].nbest if not candidate.text), None)
     return {
         "answers": [{"text": each.text, **_span_to_json(each)} for each in found],
@@ -133,7 +133,7 @@ def answers_to_json(found: "Sequence[QuestionAnswer]") -> Json:
 
 
 def is_decided_by_threshold(answer: "QuestionAnswer") -> bool:
-    """Whether something else was more probable, but the model's threshold for no answer decided."""
+    """Return True if another answer is more probable, but the no-answer threshold decided."""
     return any(candidate.probability > answer.probability for candidate in answer.nbest)
 
 

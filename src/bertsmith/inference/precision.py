@@ -1,4 +1,4 @@
-"""Precision: the network as it was read, or made faster where weights need not change any more."""
+"""Precision: the network as it was read, or a faster form of it for prediction only."""
 
 import logging
 
@@ -28,7 +28,7 @@ log = logging.getLogger("bertsmith")
 
 
 def usable_precision(requested: str, device: torch.device) -> str:
-    """The precision to take for the one that was requested; warns where a CPU is not made for it."""
+    """Return the precision to use for the requested one; warn if the CPU does not support it well."""
     fastest = fastest_precision(device)
     if requested == "auto":
         return fastest
@@ -44,25 +44,25 @@ def usable_precision(requested: str, device: torch.device) -> str:
 
 
 def fastest_precision(device: torch.device) -> str:
-    """bf16 where the machine has products for it, else fp32, which is faster than imitating them."""
+    """Return bf16 if the machine has products for it, else fp32, which is faster than imitating them."""
     fast = device.type == "cuda" or (device.type == "cpu" and has_bf16_products())
     return "bf16" if fast else "fp32"
 
 
 def takes_int8(network: Network, device: torch.device) -> bool:
-    """Whether a network was calibrated for 8-bit products, and the device is made for them."""
+    """Return True if a network was calibrated for 8-bit products, and the device has them."""
     computable = device.type == "cpu" and has_int8_products() and bool(convertible_blocks(network))
     return computable and bool(stored_weights(network))
 
 
 def fast_network(network: Network, device: torch.device, over: Network | None = None) -> Network:
-    """The network as it computes fastest on a device; of an adapter beside the fast weights of its base."""
+    """Return the fastest form of the network on a device; with `over`, share the packed weights of it."""
     fast = packed_network(network, over) if device.type == "cpu" else network
     return real_network(network) if fast is network else fast
 
 
 def quantised_network(network: Network, reader: Reader, device: torch.device) -> Network:
-    """The network with 8-bit products: as they were calibrated before, else on texts of the vocabulary."""
+    """Return the network with 8-bit products, calibrated before, or else on texts of the vocabulary."""
     if device.type != "cpu":
         raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")
     if not can_pack(torch.float32):
@@ -77,7 +77,7 @@ def quantised_network(network: Network, reader: Reader, device: torch.device) ->
 
 
 def _calibration_batch(reader: Reader) -> PackedBatch:
-    """Texts of random words of the vocabulary, of many lengths, always the same."""
+    """Return texts of random words of the vocabulary, of many lengths, always the same."""
     chance, tokenizer = np.random.default_rng(CALIBRATION_SEED), reader.tokenizer
     ordinary = sorted(set(range(tokenizer.vocabulary_size)) - tokenizer.special_ids - set(tokenizer.gaps))
     sampled = (chance.choice(ordinary, chance.integers(*CALIBRATION_WORDS)) for _ in range(CALIBRATION_TEXTS))

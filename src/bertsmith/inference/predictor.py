@@ -1,4 +1,4 @@
-"""What a task head predicts for texts: classes, numbers, tags, answers, choices.
+"""Predictions of task heads for texts: classes, numbers, tags, answers, choices.
 
 Shapes: M texts, C classes, P tagged words.
 """
@@ -35,14 +35,14 @@ from bertsmith.tasks.tag_spans import scheme_of, spans_of
 from bertsmith.tasks.task_config import TaskConfig
 
 Sentence = str | Sequence[str]
-"""A sentence as it is written, or its words."""
+"""A sentence as written, or its words."""
 
 NAMED_TAGS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word as it is written, and its code points in the text."""
+    """A word as written, and its code points in the text."""
 
     text: str
     start: int
@@ -56,7 +56,7 @@ class Predictor:
     model: TaskModel
     engine: Engine
     finetuned: bool
-    """Whether task.json says how; then its rule for long texts holds, and texts have the form it says."""
+    """True if it has a task.json, which decides the form of texts and the rule for long ones."""
 
     @property
     def config(self) -> TaskConfig:
@@ -64,7 +64,7 @@ class Predictor:
         return self.model.config
 
     def classify_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[Classification]]:
-        """The class of each text, or its classes."""
+        """Return the class or classes of each text."""
         if self.config.kind.ability != "classify":
             raise UserError("this model gives a text a number, not a class", remedy="call score")
         labels, kind = self.config.labels, self.config.kind
@@ -90,14 +90,14 @@ class Predictor:
         return found
 
     def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[float]]:
-        """The number of each text."""
+        """Return the number of each text."""
         if self.config.kind.ability != "score":
             raise UserError("this model gives a text a class, not a number", remedy="call classify")
         predicted = yield from self._predict_texts(texts, truncate)
         return [] if predicted is None else [float(number) for number in predicted.predictions.scores]
 
     def tag_in_steps(self, sentences: Iterable[Sentence | TokenizedText]) -> Steps[list[list[TaggedWord]]]:
-        """The tag of each word of each sentence, long sentences being read in windows."""
+        """Return the tag of each word of each sentence; long sentences are read in windows."""
         several = as_list(sentences)
         written = [_written(sentence, number) for number, sentence in enumerate(several)]
         words = [
@@ -114,7 +114,7 @@ class Predictor:
         encoded, scores_PC = predicted.encoded, predicted.predictions.scores
         tags_P = self.config.kind.predicted_targets(encoded, predicted.predictions)
         tagged: list[list[TaggedWord]] = [[] for _ in words]
-        # Windows and batches come in any order: back to sentence by sentence, word by word.
+        # Windows and batches come in any order: sort them by sentence and word.
         for row in np.lexsort((encoded.words_P2[:, 1], encoded.words_P2[:, 0])).tolist():
             sentence, number = encoded.words_P2[row].tolist()
             word, tag = words[sentence][number], int(tags_P[row])
@@ -123,7 +123,7 @@ class Predictor:
         return tagged
 
     def entities(self, texts: Iterable[str]) -> list[list[Entity]]:
-        """The stretches of each text that its words' tags mark."""
+        """Return the entities that the tags of each text's words mark."""
         scheme = scheme_of([self.config.labels])
         if not any(spans_of([label], scheme) for label in self.config.labels):
             named = ", ".join(self.config.labels[:NAMED_TAGS])
@@ -138,7 +138,7 @@ class Predictor:
         return [self.entities_of(text, words) for text, words in tagged]
 
     def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
-        """The stretches that the tags of a text's words mark."""
+        """Return the entities that the tags of a text's words mark."""
         entities = []
         for span in spans_of([word.tag for word in words], scheme_of([self.config.labels])):
             of_span = words[span.first : span.end]
@@ -150,7 +150,7 @@ class Predictor:
     def answers_in_steps(
         self, questions: Iterable[tuple[str, str] | TokenizedText]
     ) -> Steps[list[list[QuestionAnswer]]]:
-        """To each question about its passage the answer, then what else was considered, best first."""
+        """Return the answers to each question from its passage, the best first."""
         pairs = as_pairs(questions)
         for number, pair in enumerate(pairs):
             texts = pair.text if isinstance(pair, TokenizedText) else pair
@@ -166,13 +166,13 @@ class Predictor:
     def choose_each(
         self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool
     ) -> list[Choice]:
-        """The most probable of the pairs of each question."""
+        """Return the most probable pair of each question."""
         examples = []
         for number, options in enumerate(questions):
             pairs = as_pairs(options)
             if len(pairs) < 2:
                 raise UserError(f"a choice among {len(pairs)} is none", remedy="give at least two pairs")
-            read = list(self._tokenized(pairs, truncate=truncate))  # stops at what cannot be read
+            read = list(self._tokenized(pairs, truncate=truncate))  # raises an error for what cannot be read
             texts = tuple(each.text for each in read if isinstance(each.text, tuple))
             pieces = tuple(np.array(part, np.int32) for each in read for part in each.pieces())
             examples.append(ChoiceExample(str(number), texts, None, "", pieces))
@@ -190,10 +190,10 @@ class Predictor:
     def _predict_texts(
         self, texts: Iterable[TextInput], truncate: bool
     ) -> Steps[PredictedSplit[TextExample] | None]:
-        """What is predicted of texts: probabilities [M, C], or numbers [M]; nothing without a text."""
+        """Return the predictions for texts: probabilities [M, C] or numbers [M]; None without texts."""
         examples: list[TextExample] = []
         for number, each in enumerate(self._tokenized(as_list(texts), truncate=truncate)):
-            # With their tokens, so as not to tokenise them again; arrays are smaller than lists.
+            # With their tokens, so that they are tokenized only once; arrays are smaller than lists.
             pieces = tuple(np.array(part, np.int32) for part in each.pieces())
             examples.append(TextExample(str(number), each.text, None, "", pieces))
         if self.finetuned:
@@ -207,7 +207,7 @@ class Predictor:
         return (yield from self._predict_in_steps(examples)) if examples else None
 
     def _tokenized(self, texts: Sequence[TextInput], *, truncate: bool = True) -> Iterator[TokenizedText]:
-        """Texts with their tokens; stops at what is none or empty, and at long ones that nothing allows."""
+        """Yield texts with their tokens; reject empty and overlong ones, and what is not a text."""
         reader = self.engine.reader
         for first in range(0, len(texts), WINDOW_TEXTS):
             tokenized = reader.tokenize(texts[first : first + WINDOW_TEXTS], first=first)
@@ -224,7 +224,7 @@ class Predictor:
 
 
 def ability_of_head(model: Model, head: str, finetuned: FinetunedTask | None) -> str:
-    """What a task head predicts, as its folder was fine-tuned or as is usual; empty where nothing can."""
+    """Return the ability of a task head, as fine-tuned or by default; "" if it predicts nothing."""
     if finetuned is not None and finetuned.config.head_name == head:
         return finetuned.config.kind.ability
     try:
@@ -234,10 +234,10 @@ def ability_of_head(model: Model, head: str, finetuned: FinetunedTask | None) ->
 
 
 def build_predictor(model: Model, engine: Engine, head: str, finetuned: FinetunedTask | None) -> Predictor:
-    """The predictor of a head: as its folder was fine-tuned, or as heads of its kind usually are used."""
+    """Return the predictor of a head, as fine-tuned or as heads of its kind are usually used."""
     own = finetuned if finetuned is not None and finetuned.config.head_name == head else None
     task = own or FinetunedTask(default_config(model, head))
-    # A task.json that somebody changed may speak of another model.
+    # A task.json that was edited may belong to another model.
     config, positions, mix = task.config, model.network.config.positions, task.mix.get("output.weight")
     outputs = head_outputs(model.network)[config.head_name] if mix is None else len(mix)
     what = ""
@@ -251,7 +251,7 @@ def build_predictor(model: Model, engine: Engine, head: str, finetuned: Finetune
 
 
 def default_config(model: Model, head: str) -> TaskConfig:
-    """The config of a head without a task.json: labels by config.json, windows as in run_squad.py."""
+    """Return the config of a head without a task.json: config.json's labels, windows of run_squad.py."""
     outputs, positions = head_outputs(model.network)[head], model.network.config.positions
     kind = _kind(model, head, outputs)
     longest = kind.usual_length(positions)
@@ -263,7 +263,7 @@ def default_config(model: Model, head: str) -> TaskConfig:
 
 
 def _kind(model: Model, head: str, outputs: int) -> AnyKind:
-    """The kind of a head without a task.json: by its name, how many numbers it gives, and `problem_type`."""
+    """Return the kind of a head without a task.json: by name, number of outputs and `problem_type`."""
     usual, *others = kinds_of_head(head)
     if not others:
         return usual
@@ -279,7 +279,7 @@ def _kind(model: Model, head: str, outputs: int) -> AnyKind:
 
 
 def _others(answer: QuestionAnswer) -> list[QuestionAnswer]:
-    """What else was considered, as answers of their own."""
+    """Return the remaining candidates as answers."""
     return [
         replace(
             answer,
@@ -295,7 +295,7 @@ def _others(answer: QuestionAnswer) -> list[QuestionAnswer]:
 
 
 def _question(tokenized: TokenizedText, number: int) -> Question:
-    """A question about its passage, with their tokens."""
+    """Return a question about its passage, with their tokens."""
     encoded, (asked, passage) = tokenized.encoded, tokenized.pieces()
     pairs = zip(encoded.offsets, encoded.sequence, strict=True)
     offsets_X2 = np.array([span for span, own in pairs if own == 1], np.int64).reshape(-1, 2)
@@ -306,7 +306,7 @@ def _question(tokenized: TokenizedText, number: int) -> Question:
 
 
 def _written(sentence: object, index: int) -> str | TokenizedText:
-    """A sentence as one string; words that are given apart are joined by spaces."""
+    """Return a sentence as one string; separate words are joined by spaces."""
     if isinstance(sentence, str | TokenizedText):
         return sentence
     if not isinstance(sentence, list | tuple):
@@ -319,11 +319,11 @@ def _written(sentence: object, index: int) -> str | TokenizedText:
     return " ".join(sentence)
 
 
-# ---- the words of a text, cut where its tokenizer cuts
+# ---- the words of a text, as its tokenizer cuts them
 
 
 def words_of_texts(texts: Iterable[TokenizedText]) -> list[list[Word]]:
-    """The words of each text; what the tokenizer drops (white space, control characters) is in none."""
+    """Return the words of each text, without what the tokenizer drops (white space, control characters)."""
     written, ids, offsets, words = [], [], [], []
     for each in texts:
         encoded = each.encoded
@@ -332,7 +332,7 @@ def words_of_texts(texts: Iterable[TokenizedText]) -> list[list[Word]]:
         ids.append(np.array([encoded.ids[row] for row in rows], np.int32))
         offsets.append(np.array([encoded.offsets[row] for row in rows], np.int64).reshape(-1, 2))
         words.append([encoded.words[row] for row in rows])
-    # It knows each piece's characters, dropped accents included.
+    # It finds the characters of each piece, dropped accents included.
     passages = tokenized_passages(written, ids, offsets)
     found = []
     for text, numbers, first in zip(written, words, passages.starts_D.tolist(), strict=True):
@@ -342,7 +342,7 @@ def words_of_texts(texts: Iterable[TokenizedText]) -> list[list[Word]]:
 
 
 def joined_words(words: Sequence[str]) -> list[Word]:
-    """Words and their offsets where they are written with single spaces between them."""
+    """Return words with the offsets that they have if joined by single spaces."""
     found, start = [], 0
     for word in words:
         found.append(Word(word, start, start + len(word)))
@@ -365,7 +365,7 @@ def _spans(text: str, pieces: Iterable[tuple[int | None, list[int]]]) -> list[li
 
 
 def _is_border(text: str, end: int, start: int) -> bool:
-    """Whether a word may end and another start here: RoBERTa's rule would cut around every accent."""
+    """Return True if a word may end here and another start: RoBERTa's rule would cut at every accent."""
     if start != end:
         return start > end  # one character that became several words belongs to the first
     return not (_is_mark(text[start]) or (_is_mark(text[end - 1]) and text[start].isalnum()))

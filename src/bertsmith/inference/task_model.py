@@ -40,20 +40,20 @@ class TaskModel:
     precision: Precision
 
     def encode(self, examples: Sequence[Example]) -> EncodedSet:
-        """The examples as the model takes them."""
+        """Return the examples in the form that the model takes."""
         return self.config.kind.encode(examples, self.config.labels, self.tokenizer, self.config.text)
 
     def predict(self, examples: Sequence[Example], encoded: EncodedSet) -> Predictions:
-        """What the model predicts of these examples."""
+        """Return the model's predictions for these examples."""
         return self.config.kind.predict(self.logits(encoded), encoded, examples, self.config.answers)
 
     def predict_in_steps(self, examples: Sequence[Example], encoded: EncodedSet) -> Steps[Predictions]:
-        """What the model predicts, a batch at a time."""
+        """Return the model's predictions, computed a batch at a time."""
         logits = yield from self._logits_in_steps(encoded)
         return self.config.kind.predict(logits, encoded, examples, self.config.answers)
 
     def logits(self, encoded: EncodedSet) -> NDArray[np.float32]:
-        """The raw scores of a split, in its order."""
+        """Return the raw scores of a split, in its order."""
         was_training = self.objective.training
         self.objective.eval()
         try:
@@ -62,7 +62,7 @@ class TaskModel:
             self.objective.train(was_training)
 
     def _logits_in_steps(self, encoded: EncodedSet) -> Steps[NDArray[np.float32]]:
-        """The raw scores; the windows of a text that is longer than a batch come in several of them."""
+        """Return the raw scores; the windows of an overlong text are computed in several batches."""
         most = BATCH_TOKENS.get(self.device.type, USUAL_BATCH_TOKENS)
         apart = encoded.unit == "item" and encoded.lengths_M().max(initial=0) > most
         parts, done = encoded.by_sequence() if apart else encoded, 0
@@ -78,11 +78,11 @@ class TaskModel:
         return (np.add.reduceat(in_order, encoded.items_M1[:-1]) / counts_M).astype(np.float32)
 
     def _scored(self, encoded: EncodedSet) -> Iterator[tuple[NDArray[np.float32], Numbers]]:
-        """The scores of each batch, with the numbers of its items; one at a time, so that memory holds."""
+        """Yield the scores of each batch with the numbers of its items, one at a time to save memory."""
 
         def scores(numbered: tuple[TaskBatch, Numbers]) -> tuple[NDArray[np.float32], Numbers]:
             batch, items = numbered
-            # no_grad and autocast hold for one thread only, and this may be any of the streams.
+            # no_grad and autocast apply to one thread only, and this may be any of the streams.
             with torch.no_grad(), autocast(self.device, self.precision):
                 return self.objective.scores(batch.to(self.device)).float().cpu().numpy(), items
 
@@ -96,7 +96,7 @@ class TaskModel:
 
 
 def task_model_of(network: Network, finetuned: FinetunedTask, engine: Engine) -> TaskModel:
-    """A network that predicts as it was fine-tuned to."""
+    """Return a model that predicts with a network as it was fine-tuned to."""
     config = finetuned.config
     if finetuned.skips_pooler:
         leave_pooler_out(network, config.head_name)
@@ -106,12 +106,12 @@ def task_model_of(network: Network, finetuned: FinetunedTask, engine: Engine) ->
     if isinstance(scorer, FeatureScorer):
         _load_mix(scorer, finetuned.mix)
     objective = TaskObjective(scorer.to(engine.device), config.kind, config.head).eval()
-    # No autocast: the weights have the precision that was asked for.
+    # No autocast: the weights already have the requested precision.
     return TaskModel(objective, engine.tokenizer, config, engine.device, "fp32")
 
 
 def _load_mix(scorer: FeatureScorer, mix: Mapping[str, Tensor]) -> None:
-    """Put what was learned onto a frozen encoder, and all of it."""
+    """Load the weights on top of a frozen encoder; reject missing and additional ones."""
     wanted = {name: tensor.shape for name, tensor in mix_state(scorer).items()}
     given = {name: tensor.shape for name, tensor in mix.items()}
     if wanted != given:
@@ -123,7 +123,7 @@ def _load_mix(scorer: FeatureScorer, mix: Mapping[str, Tensor]) -> None:
 
 
 def leave_pooler_out(network: Network, name: str) -> bool:
-    """Let a head that reads the pooler's output read the last state instead; whether it is such a head."""
+    """Let a head read the last state instead of the pooler's output; return False for other heads."""
     head = network.heads[name]
     if not isinstance(head, OutputHead) or head.reads != "pooled":
         return False
@@ -135,7 +135,7 @@ def leave_pooler_out(network: Network, name: str) -> bool:
 def scorer_of(
     network: Network, config: TaskConfig, tokenizer: Tokenizer, *, seed: int, fresh: tuple[str, ...] = ()
 ) -> nn.Module:
-    """What gives a network's scores for a task: its own head, or one over a frozen encoder's layers."""
+    """Return the scorer of a task: the network's own head, or one over a frozen encoder's layers."""
     if config.head.encoder == "frozen-features":
         stream = torch.Generator().manual_seed(key_of(seed, "mix"))
         separator = tokenizer.sep_id if config.pairs else None
@@ -147,6 +147,6 @@ def scorer_of(
 
 
 def mix_state(scorer: FeatureScorer) -> dict[str, Tensor]:
-    """What was learned on top of a frozen encoder."""
+    """Return the weights that were learned on top of a frozen encoder."""
     state = scorer.state_dict()
     return {name: tensor.cpu() for name, tensor in state.items() if not name.startswith("network.")}

@@ -1,4 +1,4 @@
-"""Texts as the engine takes them: all their tokens in one row, from which batches are cut.
+"""Texts in the form that the engine takes: all tokens in one row, from which batches are cut.
 
 Shapes: S sequences, S1 = S + 1 boundaries, T tokens.
 """
@@ -31,7 +31,7 @@ Given = TypeVar("Given")
 Integers = NDArray[np.int64]
 
 WORTH_A_TABLE = 256
-"""So many texts are read by the library before the fast encoder, which remembers words, is made."""
+"""Texts to tokenize with the library before building the fast encoder, which caches words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class TokenizedText:
         return len(self.encoded)
 
     def pieces(self) -> tuple[list[int], ...]:
-        """The tokens of the text, or of each of both, without special ones."""
+        """Return the tokens of the text, or of both texts of a pair, without special ones."""
         ids, sequence = self.encoded.ids, self.encoded.sequence
         parts = range(1 if isinstance(self.text, str) else 2)
         return tuple([id for id, own in zip(ids, sequence, strict=True) if own == part] for part in parts)
@@ -66,7 +66,7 @@ class Sequences:
 
     @classmethod
     def of(cls, encoded: Sequence[Encoded]) -> "Sequences":
-        """The sequences of texts that were encoded one by one."""
+        """Return the sequences of texts that were encoded one by one."""
         starts_S1 = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(each) for each in encoded], out=starts_S1[1:])
         total = int(starts_S1[-1])
@@ -76,13 +76,13 @@ class Sequences:
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """Number of tokens."""
         return int(self.starts_S1[-1])
 
     def batches(self, budget: int) -> Iterator[tuple[Integers, PackedBatch]]:
-        """Batches of like length within the token budget, each with the numbers of its sequences.
+        """Yield batches of similar length within the token budget, with the numbers of their sequences.
 
-        The longest come first: where several are computed at once, none of them is still at it at the end.
+        The longest come first: if several are computed at once, none of them is still running at the end.
         """
         lengths_S = np.diff(self.starts_S1)
         by_length = np.argsort(-lengths_S, kind="stable")
@@ -91,7 +91,7 @@ class Sequences:
             lengths = lengths_S[numbers]
             rows_T = ranges(self.starts_S1[numbers], lengths)
             starts = np.append(0, np.cumsum(lengths))
-            # The tokens stand in one row without padding; positions count anew at the start of each sequence.
+            # The tokens are in one row without padding; positions start anew with each sequence.
             positions_T = np.arange(len(rows_T)) - np.repeat(starts[:-1], lengths)
             batch = PackedBatch(
                 tokens_T=torch.from_numpy(self.tokens_T[rows_T]),
@@ -109,22 +109,22 @@ class Reader:
         self.tokenizer, self.longest = tokenizer, longest
         self._met = 0
         self._fast: FastEncoder | None = None
-        self._lock = Lock()  # the fast encoder learns words as it meets them
+        self._lock = Lock()  # the fast encoder caches words as it reads them
 
     def read(self, texts: Sequence[TextInput], *, truncate: bool, first: int) -> Sequences:
-        """The sequences of texts; an empty or too long one is rejected by its index, from `first` on."""
+        """Return the sequences of texts; reject an empty or overlong one by its index, from `first` on."""
         self._met += len(texts)
         if self._met >= WORTH_A_TABLE and all(isinstance(text, str) for text in texts):
             quickly = self._read_quickly([str(text) for text in texts], truncate=truncate)
             if quickly is not None:
                 return quickly
-        # Pairs, the first few texts, and texts of which one cannot be taken: this says which, and why.
+        # Pairs, the first few texts, and texts with an invalid one: this reports which one, and why.
         return Sequences.of(self.encode(texts, truncate=truncate, first=first))
 
     def tokenize(
         self, texts: Sequence[TextInput], *, allow_special: tuple[str, ...] = (), first: int = 0
     ) -> list[TokenizedText]:
-        """Each text with its tokens, whatever they are."""
+        """Return each text with its tokens, of any number."""
         raw = [text for text in texts if not isinstance(text, TokenizedText)]
         if len(raw) == len(texts):
             encoded = self.tokenizer.encode_many(raw, allow_special=allow_special, first=first)
@@ -137,9 +137,9 @@ class Reader:
         ]
 
     def tokenize_ids(self, lists: Sequence[Sequence[int]], prompt: str) -> list[TokenizedText]:
-        """Return lists of token ids as texts behind a prompt; the ids are taken as they are."""
+        """Return lists of token ids as texts after a prompt; the ids are used unchanged."""
         for number in set(chain.from_iterable(lists)):
-            self.tokenizer.token(number)  # an error where there is none
+            self.tokenizer.token(number)  # raises an error if there is no such token
         template = read_templates(self.tokenizer).single
         (before,) = TokenizedText(prompt, self.tokenizer.encode(prompt)).pieces()
         return [TokenizedText("", encode_ids(ids, template, prompt=before)) for ids in lists]
@@ -147,9 +147,9 @@ class Reader:
     def pairs(
         self, first: TokenizedText, others: Sequence[TokenizedText], *, truncate: bool
     ) -> list[TokenizedText]:
-        """The one text in a pair with each of the others, none of them tokenised again.
+        """Return the first text in pairs with the others; none of them is tokenized again.
 
-        Of either only as many tokens are kept as the model takes: no pair has room for more.
+        Both are truncated to what the model takes: no pair has room for more.
         """
         template = read_templates(self.tokenizer).pair
         limit = self.longest if truncate else None
@@ -163,7 +163,7 @@ class Reader:
         ]
 
     def check(self, tokenized: Sequence[TokenizedText], *, truncate: bool, first: int = 0) -> None:
-        """Reject as `read` does."""
+        """Reject texts that are empty, or too long unless they are truncated."""
         for number, each in enumerate(tokenized, start=first):
             _check_not_empty(each.text, each.encoded, number)
         for number, each in enumerate([] if truncate else tokenized, start=first):
@@ -172,7 +172,7 @@ class Reader:
                 raise UserError(what, index=number, remedy=Remedy.TRUNCATE)
 
     def truncated(self, tokenized: TokenizedText) -> TokenizedText:
-        """The text without the tokens at its end that the model cannot take."""
+        """Return the text without the tokens at its end that do not fit into the model."""
         if len(tokenized.encoded.ids) <= self.longest:
             return tokenized
         return replace(tokenized, encoded=truncate_longest_first(tokenized.encoded, self.longest))
@@ -185,16 +185,16 @@ class Reader:
         allow_special: tuple[str, ...] = (),
         first: int = 0,
     ) -> list[Encoded]:
-        """Tokens of each text with their offsets in it; rejects as `read` does."""
+        """Return the tokens of each text with their offsets in it; reject texts as `read` does."""
         tokenized = self.tokenize(texts, allow_special=allow_special, first=first)
         self.check(tokenized, truncate=truncate, first=first)
         return [self.truncated(each).encoded for each in tokenized]
 
     def _read_quickly(self, texts: list[str], *, truncate: bool) -> Sequences | None:
-        """The sequences of single texts; nothing where one of them is to be rejected."""
+        """Return the sequences of single texts, or None if one of them is to be rejected."""
         if not all(map(str.strip, texts)):
             return None
-        # Here and not above: a command for a single text need not wait for the schema of recipes.
+        # Not at the top: a command for a single text need not wait for the schema of recipes.
         from bertsmith.data.collate import lay_out
         from bertsmith.data.example_index import Spans
 
@@ -210,7 +210,7 @@ class Reader:
         if lengths.min() == 0 or (lengths.max() > room and not truncate):
             return None
         first = np.cumsum(lengths) - lengths
-        lengths = np.minimum(lengths, room)  # a long text loses its end, as truncate_longest_first does it
+        lengths = np.minimum(lengths, room)  # truncated at the end, like truncate_longest_first
         text = found.ids[ranges(first, lengths)].astype(np.int64)
         laid_out = lay_out(text, Spans(np.ones_like(lengths), first, lengths), template)
         return Sequences(laid_out.tokens_T, laid_out.segments_T, laid_out.starts_S1)
@@ -218,7 +218,7 @@ class Reader:
 
 def _check_not_empty(text: TextOrPair, encoded: Encoded, index: int) -> None:
     if isinstance(text, str) and 0 in encoded.sequence and not text.isspace():
-        return  # as nearly all of them, which a GPU waits for
+        return  # the usual case: a GPU waits for this check
     parts = (text,) if isinstance(text, str) else text
     empty = [which for which, part in zip(("first", "second"), parts, strict=False) if not part.strip()]
     if empty and isinstance(text, str):
@@ -231,12 +231,12 @@ def _check_not_empty(text: TextOrPair, encoded: Encoded, index: int) -> None:
 
 
 def as_written(text: TextInput) -> TextOrPair:
-    """The text or pair itself."""
+    """Return the text or pair without its tokens."""
     return text.text if isinstance(text, TokenizedText) else text
 
 
 def as_list(texts: Iterable[Given]) -> list[Given]:
-    """All texts; an error where a single one is given in place of several."""
+    """Return all texts; reject a single one in place of several."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
         what = f"a list of texts is expected, not {type(texts).__name__}"
         raise UserError(what, remedy='write ["..."], also for a single text')
@@ -244,7 +244,7 @@ def as_list(texts: Iterable[Given]) -> list[Given]:
 
 
 def as_pairs(pairs: Iterable[Pair]) -> list[Pair]:
-    """All pairs; an error names the index of what is none."""
+    """Return all pairs; reject what is not a pair by its index."""
     several = as_list(pairs)
     for number, given in enumerate(several):
         pair: object = given.text if isinstance(given, TokenizedText) else given

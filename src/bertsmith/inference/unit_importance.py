@@ -1,4 +1,4 @@
-"""How much each head and neuron of a fine-tuned model matters to the loss of its task."""
+"""Importance of each head and neuron of a fine-tuned model to the loss of its task."""
 
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.task_model import TaskModel
@@ -8,11 +8,11 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import NetworkScorer
 
 IMPORTANCE_TOKENS = 2048
-"""In one backward pass."""
+"""Tokens of one backward pass."""
 
 
 def task_importance(model: TaskModel, encoded: EncodedSet) -> UnitImportance:
-    """The mean absolute gradient of a gate on each head and neuron over these examples, dropout off."""
+    """Return the mean absolute gradient of a gate on each head and neuron over examples, without dropout."""
     scorer, objective = model.objective.scorer, model.objective.eval()
     assert isinstance(scorer, NetworkScorer), "a BiLSTM reads frozen layers, of which none can be spared"
     with importance_gates(scorer.network) as gates, progress_bar("importance", encoded.items) as advance:

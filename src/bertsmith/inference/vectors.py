@@ -1,4 +1,4 @@
-"""Vectors of texts: how they are pooled, how near they are to each other, and the files that others open.
+"""Vectors of texts: pooling, cosines, and files that other tools open.
 
 Shapes: M vectors, D model width.
 """
@@ -40,7 +40,7 @@ POOLS = {
     "lasttoken": last_of_rows,
     "centred": mean_of_rows,
 }
-"""From the last states to a vector; the pooler is a head, and centred vectors lose a direction afterwards."""
+"""Functions from the last states to a vector. The pooler is a head; "centred" then subtracts a direction."""
 
 
 def pooled_texts(engine: Engine, texts: Sequence[TextInput], pooling: Pooling, *, truncate: bool) -> Tensor:
@@ -69,18 +69,18 @@ def direction_of_no_text(engine: Engine) -> Tensor:
 
 def without_direction(rows_MD: Tensor, direction_D: Tensor) -> Tensor:
     """Return the vectors without their component in a direction of length 1."""
-    # No product of matrices: the rounding of a row must not depend on how many there are.
+    # Not a matrix product: the rounding of a row must not depend on the number of rows.
     return rows_MD - (rows_MD * direction_D).sum(-1, keepdim=True) * direction_D
 
 
 def cosines(vectors: Vectors) -> Doubles:
-    """The cosine of each two vectors."""
+    """Return the cosine of every two vectors."""
     rows = unit(vectors)
     return np.clip(rows @ rows.T, -1.0, 1.0)
 
 
 def unit(vectors: Vectors) -> Doubles:
-    """The vectors with a length of 1; one of zeros stays as it is."""
+    """Return the vectors with a length of 1; a vector of zeros stays as it is."""
     rows = np.asarray(vectors, dtype=np.float64)
     lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
     made: Doubles = rows / np.maximum(lengths, MIN_LENGTH)
@@ -92,13 +92,13 @@ NumberedVectors = Iterable[tuple[Sequence[int], Tensor]]
 
 
 def write_vectors(target: Path, chunks: NumberedVectors, *, width: int) -> int:
-    """How many vectors were written: the file grows by each chunk, and appears when it is whole."""
+    """Write vectors chunk by chunk, and return their number; the file appears when it is complete."""
     with atomic_path(target) as temporary:
         return _WRITERS[target.suffix.lower()](temporary, chunks, width)
 
 
 def check_vector_file(target: Path) -> None:
-    """Raise where a name promises a format that vectors are not written in."""
+    """Reject a file name if vectors are not written in its format."""
     if target.suffix.lower() not in _WRITERS:
         remedy = f"name a file that ends in {', '.join(filter(None, _WRITERS))}"
         raise UserError(f"vectors are not written as {target.suffix}", where=str(target), remedy=remedy)
@@ -119,7 +119,7 @@ def _write_csv(path: Path, chunks: NumberedVectors, width: int) -> int:
         writer = csv.writer(file)
         writer.writerow(["number", *range(width)])
         for numbers, vectors in chunks:
-            # Nine digits give every number of fp32 back to the bit.
+            # Nine digits restore every number of fp32 exactly.
             writer.writerows(
                 [number, *(f"{each:.9g}" for each in vector)]
                 for number, vector in zip(numbers, vectors.tolist(), strict=True)

@@ -1,8 +1,8 @@
-"""Questions for an antecedent, and what answers them without a model.
+"""Baselines that find the antecedent of a mention without a model.
 
-The baselines of Clark et al. 2019, section 4.3: the nearest mention, the nearest one with the same head word,
-and a sieve of rules (after Lee et al. 2011): the same words, then the same head word, then a mention that
-agrees in number, gender and person, then any; within a sieve the nearest.
+From Clark et al. 2019, section 4.3: the nearest mention, the nearest one with the same head word, and a sieve
+of rules (after Lee et al. 2011). The sieve tries the same words, the same head word, a mention that agrees in
+number, gender and person, and any mention, in this order. Each rule prefers the nearest mention.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bertsmith.insight.mentions import Mention
 
 Answer = Callable[[int, Sequence[Mention], Sequence[str]], int | None]
-"""From the number of a mention, all mentions and the words to the number of its antecedent, if any."""
+"""Function from the index of a mention, all mentions and the words to the index of its antecedent, if any."""
 
 PERSONS = {
     "first": "i me my mine myself we us our ours ourselves",
@@ -27,32 +27,32 @@ GENDERS = {
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What mentions must not differ in; an empty gender agrees with every one."""
+    """Person, number and gender of a mention; an empty gender agrees with any other."""
 
     person: str
     plural: bool
     gender: str
 
     def allows(self, other: "Agreement") -> bool:
-        """Whether both can speak of one entity."""
+        """True if the two mentions can refer to one entity."""
         genders = not self.gender or not other.gender or self.gender == other.gender
         return self.person == other.person and self.plural == other.plural and genders
 
 
 def nearest(asked: int, mentions: Sequence[Mention], words: Sequence[str]) -> int | None:
-    """The mention before."""
+    """Return the previous mention."""
     del mentions, words
     return asked - 1 if asked else None
 
 
 def same_head(asked: int, mentions: Sequence[Mention], words: Sequence[str]) -> int | None:
-    """The nearest earlier mention with the same head word."""
+    """Return the nearest earlier mention with the same head word."""
     head = words[mentions[asked].head].lower()
     return _last(asked, lambda number: words[mentions[number].head].lower() == head)
 
 
 def sieve(asked: int, mentions: Sequence[Mention], words: Sequence[str]) -> int | None:
-    """The nearest earlier mention that passes the strictest sieve that any passes."""
+    """Return the nearest earlier mention that passes the strictest rule which any mention passes."""
 
     def text(number: int) -> list[str]:
         return [word.lower() for word in words[mentions[number].start : mentions[number].end]]
@@ -67,7 +67,7 @@ def sieve(asked: int, mentions: Sequence[Mention], words: Sequence[str]) -> int 
 
 
 def agreement_of(mention: Mention, words: Sequence[str]) -> Agreement:
-    """Person, number and gender, by the forms of pronouns; of nouns, number alone is known."""
+    """Return person, number and gender by the forms of pronouns; a noun has a known number and no gender."""
     word = words[mention.head].lower()
     if mention.kind != "pronoun":
         return Agreement("third", mention.plural, "")

@@ -1,4 +1,4 @@
-"""One pass over many texts that shows a study the attention of each layer, and keeps none of it.
+"""One pass over many texts that gives a study the attention of each layer without storing it.
 
 Shapes: G texts of like length, N tokens of the longest of them, H heads.
 """
@@ -24,29 +24,33 @@ Prepared = TypeVar("Prepared")
 Result = TypeVar("Result")
 
 GPU_BATCH_TOKENS = 8192
-"""Enough to fill a GPU. All probabilities of a batch are written out, heads times its longest text for each
-token, so that it takes fewer tokens than a prediction."""
+"""Tokens of a batch on a GPU: enough to fill it.
+
+All probabilities of a batch are written to memory: per token, heads times the longest text. So a batch has
+fewer tokens than one for prediction."""
 GROUP_SCORES = {"cuda": 500_000}
-"""What a group of texts costs by itself, in scores of one head that could be computed instead. A GPU waits
-for some thirty launches in each layer; by estimate it could read and write so many scores of a dozen heads
-meanwhile. A CPU was no faster with filler."""
+"""Fixed cost of a group of texts, in scores of one head that could be computed instead, by device.
+
+A GPU waits for some thirty launches in each layer. By estimate it could read and write this many scores of a
+dozen heads meanwhile. Padding did not make a CPU faster."""
 
 
 @dataclass(frozen=True, slots=True)
 class Study(Generic[Prepared, Result]):
-    """What is made of attention."""
+    """The two functions that turn the attention of each layer into a study's results."""
 
     prepare: Callable[[Sequence[int]], Prepared]
-    """From the numbers of G texts to what is the same for all layers: masks, which words stand where."""
+    """Function from the indices of G texts to the data shared by all layers, such as masks."""
     reduce: Callable[[Prepared, Tensor], Result]
-    """From that and the probabilities [G, H, N, N] of one layer to what is kept of them. Behind shorter texts
-    stands filler, of which all probabilities are 0. A GPU should not be waited for here."""
+    """Function from the prepared data and the probabilities [G, H, N, N] of one layer to a result.
+
+    Shorter texts are padded; all probabilities of padding are 0. Do not synchronise with a GPU here."""
 
 
 def attention_pass(
     bert: Bert, texts: Sequence[Encoded], study: Study[Prepared, Result], *, what: str
 ) -> Iterator[tuple[list[int], list[Result]]]:
-    """For each group of texts of like length their numbers, and what the study keeps of each layer."""
+    """Yield, for each group of texts of similar length, their indices and the result of each layer."""
     check_heads_are_whole(bert)
     sequences, device = Sequences.of(texts), bert.engine.device
     cut = batching_for(sequences.tokens, device)
@@ -67,7 +71,7 @@ def attention_pass(
 def studied_batch(
     bert: Bert, batch: PackedBatch, numbers: Sequence[int], study: Study[Prepared, Result]
 ) -> list[tuple[list[int], list[Result]]]:
-    """The groups of one batch, which lies on the CPU; `numbers` are those of its texts."""
+    """Return the results of one batch by group; the batch is on the CPU, `numbers` are its texts' indices."""
     device = bert.engine.device
     groups = groups_of(batch.layout, device, GROUP_SCORES.get(device.type, 0))
     texts: dict[int, list[int]] = {}
@@ -82,7 +86,7 @@ def studied_batch(
         kept[group].append(study.reduce(prepared[group], weights_GHNN))
         return weights_GHNN
 
-    # Nobody reads the last states: of one row they cost nothing, and the attention in front of them is whole.
+    # The last states are unused: one row of them costs nothing, and the last attention is still complete.
     first_row = torch.zeros(1, dtype=torch.long, device=device)
     heads = with_attention(bert.engine.network.encoder)
     heads(batch.to(device), WatchedAttention(watch, groups), rows=first_row)

@@ -1,6 +1,6 @@
-"""How far a fraction may be off: intervals from resampled sentences.
+"""Bootstrap confidence intervals of a fraction, from resampled sentences.
 
-Shapes: S sentences, B samples of as many of them, C columns (relations, genders).
+Shapes: S sentences, B samples of S sentences each, C columns (relations, genders).
 """
 
 import numpy as np
@@ -10,14 +10,14 @@ from bertsmith.core.seeds import stream
 
 SAMPLES = 1000
 TAIL = 2.5
-"""Per cent on either side of the interval."""
+"""Per cent of the samples outside the interval on either side."""
 BLOCK = 100
 
 Counts = NDArray[np.float64]
 
 
 def bootstrap_intervals(right_SC: Counts, total_SC: Counts, *, seed: int) -> tuple[Counts, Counts]:
-    """Lower and upper end [C] of the 95 % intervals of the sum of right ones over the sum of all."""
+    """Return the lower and upper ends [C] of the 95 % intervals of sum(right) / sum(total)."""
     sentences, chance = len(right_SC), stream(seed, "bootstrap")
     equal_S = np.full(sentences, 1 / sentences)
     fractions = []

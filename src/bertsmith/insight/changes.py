@@ -1,4 +1,4 @@
-"""What fine-tuning changed, layer by layer: weights, and what the layers give for the same texts.
+"""Compare a model before and after fine-tuning, layer by layer: weights, and states for the same texts.
 
 Shapes: L1 = layers + 1 states of a token (the first are the embeddings), T packed tokens, D width.
 """
@@ -28,28 +28,28 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """By how much the weights of one block differ: the norm of the difference over the norm of before."""
+    """The change of one block's weights: the norm of the difference over the norm before."""
 
     name: str
     parts: dict[str, float]
-    """Of PARTS; "all" is that of all its weights."""
+    """Relative change of each of PARTS, and of "all" weights of the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateChange:
-    """How the states of one layer differ, as means over tokens."""
+    """The change of one layer's states, as means over tokens."""
 
     name: str
     angle: float
-    """In degrees."""
+    """Angle between the states before and after, in degrees."""
     relative_distance: float
-    """L2 distance over the length of the state before."""
+    """L2 distance of the states before and after, over the norm of the state before."""
     cka: float
-    """Linear centred kernel alignment (Kornblith et al. 2019): 1 where nothing but a rotation changed."""
+    """Linear centred kernel alignment (Kornblith et al. 2019): 1 if only a rotation changed."""
 
 
 def check_same_shape(before: Bert, after: Bert) -> None:
-    """Raise where two models cannot be compared weight by weight."""
+    """Raise if two models cannot be compared weight by weight."""
     one, other = before.model.network, after.model.network
     shapes = [{n: t.shape for n, t in each.encoder.state_dict().items()} for each in (one, other)]
     if shapes[0].keys() != shapes[1].keys():
@@ -62,7 +62,7 @@ def check_same_shape(before: Bert, after: Bert) -> None:
 
 
 def weight_changes(before: Bert, after: Bert) -> list[WeightChange]:
-    """The changes of the embeddings and of each block, from the first to the last."""
+    """Return the changes of the embeddings and of each block, from the first to the last."""
     check_same_shape(before, after)
     one, other = (each.model.network.encoder.state_dict() for each in (before, after))
     encoder = before.model.network.encoder
@@ -93,7 +93,7 @@ def _relative(one: dict[str, Tensor], other: dict[str, Tensor], names: Sequence[
 def state_changes(
     before: Bert, after: Bert, texts: Sequence[TextInput], *, longest: int
 ) -> list[StateChange]:
-    """How what each layer gives for these texts changed."""
+    """Return the change of each layer's states for these texts."""
     check_same_shape(before, after)
     encoded = shortened(before, texts, longest)
     sums: list[_StateSums] = []
@@ -109,7 +109,7 @@ def state_changes(
 
 @dataclass(slots=True)
 class _StateSums:
-    """Sums over tokens, from which means and centred products follow without keeping the states."""
+    """Sums over tokens that give means and centred products without storing the states."""
 
     count: int
     angle: float
@@ -152,7 +152,7 @@ class _StateSums:
 def changes_report(
     weights: Sequence[WeightChange], states: Sequence[StateChange], *, names: Sequence[str]
 ) -> Report:
-    """The changes as tables and a picture; states where there were texts."""
+    """Return the changes as tables and a picture; states only if there were texts."""
     title = f"From {names[0]} to {names[1]}"
     rows = [(each.name, *(each.parts.get(part) for part in ("all", *PARTS))) for each in weights]
     notes = ("The norm of the difference over the norm of before.",)

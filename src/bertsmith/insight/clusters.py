@@ -1,9 +1,9 @@
-"""How alike heads are: Jensen-Shannon divergence between what they attend to, and a map of them in the plane.
+"""Similarity of heads: the Jensen-Shannon divergence of their attention, and a map of the heads in the plane.
 
-After Clark et al. 2019, section 6. All layers of one group of texts are held at once, and of no more.
+After Clark et al. 2019, section 6. Memory holds all layers of one group of texts at a time.
 
-Shapes: L layers, H heads, A = L x H of them in the order of the layers, G texts of like length, N tokens of
-the longest of them.
+Shapes: L layers, H heads, A = L x H heads in the order of the layers, G texts of similar length, N tokens of
+the longest of these texts.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ from bertsmith.insight.surface import Surface, shortened, smoothing_term
 from bertsmith.model.transformer_config import with_heads
 
 SMOOTHING = 1e-3
-"""Of what a token attends to, as published: .999 a + .001 / n."""
+"""Weight of the uniform distribution mixed into attention, as published: .999 a + .001 / n."""
 MAX_STEPS, ENOUGH = 1000, 1e-10
-"""Of the map's stress, as published."""
+"""Limits of the map's optimisation, as published: steps, and the relative change of stress that ends it."""
 BROAD, POSITION, SPECIAL = 3.8, 0.5, 0.6
-"""From which entropy, attention to a neighbour or to special tokens on a head is named so, as published."""
+"""Published thresholds that name a head: entropy, attention to a neighbour, attention to special tokens."""
 
 Distances = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ class HeadMap:
     shape: tuple[int, int]
 
     def within_and_across(self) -> tuple[float, float]:
-        """The mean divergence between two heads of one layer, and of different layers."""
+        """Return the mean divergence between two heads of one layer, and of different layers."""
         layers, heads = self.shape
         layer_A = np.repeat(np.arange(layers), heads)
         same_AA = layer_A[:, None] == layer_A[None]
@@ -49,7 +49,7 @@ class HeadMap:
 
 
 def study_clusters(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> HeadMap:
-    """How much every two heads differ in what tokens attend to, in nats."""
+    """Measure the divergence of each pair of heads over all tokens, in nats, and map the heads."""
     encoded = shortened(bert, texts, longest)
     config = with_heads(bert.model.network.config)
     heads, device = config.layers * config.heads, bert.engine.device
@@ -69,26 +69,26 @@ def _smooth(smoothing_G1NN: Tensor, weights_GHNN: Tensor) -> Tensor:
 
 
 def divergences(smooth_GANN: Tensor) -> Tensor:
-    """The Jensen-Shannon divergence of every two heads, summed over tokens [A, A]."""
+    """Return the Jensen-Shannon divergence of each pair of heads, summed over tokens [A, A]."""
     entropy_A = _entropy(smooth_GANN)
     heads = smooth_GANN.shape[1]
     found_AA = torch.zeros(heads, heads, dtype=torch.float64, device=smooth_GANN.device)
     for head in range(heads - 1):
-        # One head against all that follow: all pairs at once would be a tensor of A times the attention.
+        # One head against all later ones: all pairs at once would take A times the memory of the attention.
         between = _entropy((smooth_GANN[:, head : head + 1] + smooth_GANN[:, head + 1 :]) / 2)
         found_AA[head, head + 1 :] = between - (entropy_A[head] + entropy_A[head + 1 :]) / 2
     return found_AA + found_AA.T
 
 
 def _entropy(smooth_GANN: Tensor) -> Tensor:
-    """The entropy of each head, summed over the tokens of all texts [A]."""
+    """Return the entropy of each head, summed over the tokens of all texts [A]."""
     return -(smooth_GANN * smooth_GANN.log()).sum((0, 2, 3), dtype=torch.float64)
 
 
 def plane_of(distances_AA: Distances) -> Distances:
-    """Points whose distances are as near to those given as can be (metric scaling, by SMACOF) [A, 2].
+    """Return points whose distances are close to the given ones (metric scaling, by SMACOF) [A, 2].
 
-    It starts from classical scaling instead of random points, so that a map is the same every time.
+    The start is classical scaling instead of random points, so that the map is deterministic.
     """
     count = len(distances_AA)
     centre = np.eye(count) - 1 / count
@@ -101,7 +101,7 @@ def plane_of(distances_AA: Distances) -> Distances:
         if before - stress <= ENOUGH * max(stress, 1e-300):
             break
         before = stress
-        # The Guttman transform: each point moves to where its distances ask it to be.
+        # The Guttman transform: each point moves to the position that its distances imply.
         ratio_AA = np.divide(distances_AA, apart_AA, out=np.zeros_like(apart_AA), where=apart_AA > 0)
         pull_AA = np.diag(ratio_AA.sum(1)) - ratio_AA
         points = pull_AA @ points / count
@@ -111,7 +111,7 @@ def plane_of(distances_AA: Distances) -> Distances:
 
 
 def kinds_of_heads(surface: Surface) -> list[str]:
-    """What each head does on the surface, by the published thresholds; "other" where none is reached."""
+    """Return the kind of each head by the published thresholds; "other" if it reaches none of them."""
     found = []
     for layer, head in np.ndindex(surface.measures["previous"].shape):
         value = {name: float(values[layer, head]) for name, values in surface.measures.items()}

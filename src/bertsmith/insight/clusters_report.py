@@ -1,4 +1,4 @@
-"""The table and the map of heads that attend alike."""
+"""The table and the map of heads with similar attention."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,7 +20,7 @@ PAIRS = 8
 def clusters_report(
     found: HeadMap, kinds: Sequence[str], untrained: Sequence[HeadMap], *, model: str
 ) -> Report:
-    """Which heads attend alike, and whether those of one layer do, beside untrained networks."""
+    """Report which heads, and heads of one layer, attend alike, compared with untrained networks."""
     title = f"{model}: heads that attend alike"
     values = {
         "model": model,

@@ -1,10 +1,11 @@
-"""Which head finds the antecedent of a mention (Clark et al. 2019, section 4.3), and GAP's two candidates.
+"""Find the head that links mentions to antecedents (Clark et al. 2019, section 4.3) or to GAP's candidates.
 
-A head's answer is the earlier mention whose head word the mention's head word attends to most, or the one
-that attends most to it. One head is chosen for all kinds of mentions on one set and scored on another.
+A head answers a mention with an earlier one. In one direction, the mention's head word attends most to the
+head word of the answer; in the other direction, the answer's head word attends most to the mention's. One
+head is chosen for all kinds of mentions on one set and scored on another.
 
-Shapes: L layers, H heads, 2 directions, G texts of like length, M mentions, S texts, K kinds, the last of
-which is "all", B baselines.
+Shapes: L layers, H heads, 2 directions, G texts of similar length, M mentions, S texts, K kinds with "all"
+last, B baselines.
 """
 
 from collections.abc import Iterator, Sequence
@@ -34,14 +35,14 @@ GENDERS = ("masculine", "feminine", ALL)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A mention of a text whose antecedent is asked for."""
+    """A mention, its candidate antecedents and the right ones, by their indices in the text."""
 
     mention: int
     candidates: tuple[int, ...]
     right: frozenset[int]
     kind: str
     baselines: tuple[bool, ...]
-    """Whether each baseline answers it right."""
+    """True for each baseline that answers right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,18 @@ class AskedText:
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """Texts with questions of some kinds, and the names of what is not a model."""
+    """Texts with questions, the kinds of these questions, and the names of the baselines."""
 
     texts: tuple[AskedText, ...]
     kinds: tuple[str, ...]
     baselines: tuple[str, ...]
     left_out: str = ""
-    """How many texts or mentions are too long to be asked about, in words; empty if none is."""
+    """Number of texts or mentions that were too long to use, in words; empty if all were used."""
 
 
 @dataclass(frozen=True, slots=True)
 class AntecedentScore:
-    """What the chosen head, or a baseline, gets right of one kind of mention."""
+    """Accuracy of the chosen head, or of a baseline, on one kind of mention."""
 
     answered_by: str
     kind: str
@@ -83,9 +84,9 @@ class Coreference:
     head: int
     direction: str
     scores: tuple[AntecedentScore, ...]
-    """Those of the head first, then those of each baseline, for each kind."""
+    """Scores of the head, then of each baseline, for each kind."""
     accuracy_L2H: Counts
-    """Of every head on all mentions."""
+    """Accuracy of every head on all mentions."""
 
 
 def study_coreference(bert: Bert, scored: QuestionSet, chosen_on: QuestionSet, *, seed: int) -> Coreference:
@@ -119,7 +120,7 @@ def study_coreference(bert: Bert, scored: QuestionSet, chosen_on: QuestionSet, *
 def _scores(
     name: str, kinds: Sequence[str], right_SK: Counts, total_SK: Counts, seed: int
 ) -> list[AntecedentScore]:
-    # A kind that nobody asked about has no fraction, and none in a sample.
+    # A kind without questions has neither a fraction nor an interval.
     known = np.flatnonzero(total_SK.sum(0))
     right_SK, total_SK = right_SK[:, known], total_SK[:, known]
     low_K, high_K = bootstrap_intervals(right_SK, total_SK, seed=seed)
@@ -141,7 +142,7 @@ def _scores(
 
 
 def gap_questions(bert: Bert, examples: Sequence[GapExample]) -> QuestionSet:
-    """GAP's two candidates; a text where the pronoun refers to neither asks nothing."""
+    """Ask which of GAP's two candidates is right; skip texts whose pronoun refers to neither."""
     tokenized = bert.reader.tokenize([example.text for example in examples])
     asked, skipped = [], 0
     for example, each in zip(examples, tokenized, strict=True):
@@ -160,7 +161,7 @@ def gap_questions(bert: Bert, examples: Sequence[GapExample]) -> QuestionSet:
 
 
 def _last_word(text: str, span: tuple[int, int]) -> tuple[int, int]:
-    """The head of a name: its last word."""
+    """Return the span of a name's head: its last word."""
     start, end = span
     return start + len(text[start:end].rpartition(" ")[0]) + (" " in text[start:end]), end
 
@@ -168,14 +169,14 @@ def _last_word(text: str, span: tuple[int, int]) -> tuple[int, int]:
 def _rows(
     offsets: Sequence[tuple[int, int]], sequence: Sequence[int], span: tuple[int, int]
 ) -> tuple[int, ...]:
-    """The tokens whose last character lies in a stretch of the text."""
+    """Return the tokens whose last character is inside a span of the text."""
     return tuple(
         row for row, (_, end) in enumerate(offsets) if sequence[row] >= 0 and span[0] < end <= span[1]
     )
 
 
 def document_questions(bert: Bert, documents: Sequence[MentionDocument], *, longest: int) -> QuestionSet:
-    """Every mention with an antecedent in its window: sentences of a document that fit together."""
+    """Ask for every mention with an antecedent in its window of consecutive sentences."""
     windows, skipped = [], 0
     for document in documents:
         kept = list(_windows(bert, document, min(longest, bert.reader.longest)))
@@ -198,7 +199,7 @@ def document_questions(bert: Bert, documents: Sequence[MentionDocument], *, long
 def _windows(
     bert: Bert, document: MentionDocument, longest: int
 ) -> Iterator[tuple[tuple[str, ...], list[Mention]]]:
-    """The words and mentions of consecutive sentences, as many as fit; a longer sentence is left out."""
+    """Yield the words and mentions of windows of consecutive sentences; skip sentences that are too long."""
     tokenized = bert.reader.tokenize([" ".join(sentence) for sentence in document.sentences])
     lengths = [len(each) - each.encoded.sequence.count(-1) for each in tokenized]
     firsts = np.cumsum([0, *map(len, document.sentences)]).tolist()
@@ -241,7 +242,7 @@ class _Prepared:
 
 
 def _hits(bert: Bert, asked: QuestionSet, *, what: str) -> Iterator[tuple[list[int], Counts]]:
-    """For groups of texts, how many questions of each kind each head answers right [L, 2, G, H, K]."""
+    """Yield, for groups of texts, the right answers by head and kind of question [L, 2, G, H, K]."""
     device = bert.engine.device
 
     def prepare(numbers: Sequence[int]) -> _Prepared:

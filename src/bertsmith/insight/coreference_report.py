@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def coreference_report(
     found: Coreference, untrained: Sequence[Coreference], asked: QuestionSet, *, model: str, how: str
 ) -> Report:
-    """What the chosen head answers right, beside the baselines and untrained networks."""
+    """Report the accuracy of the chosen head, compared with the baselines and untrained networks."""
     title = f"{model}: which head finds the antecedent"
     name = f"head {head_name(found.layer, found.head)} {found.direction}"
     shown = [(name if each.answered_by == "head" else each.answered_by, each) for each in found.scores]

@@ -1,6 +1,6 @@
-"""Which words decided: what a class loses without a word, gradient times input, and what to trust.
+"""Score the words that decided a class: by leave-one-out, by gradient times input, and how faithful both are.
 
-Shapes: N tokens of a text, W its words, D width, C classes.
+Shapes: N tokens of a text, W words of the text, D width, C classes.
 """
 
 import math
@@ -26,39 +26,39 @@ from bertsmith.text.tokenizer import truncate_longest_first
 
 METHODS = ("leave-one-out", "gradient x input")
 FRACTIONS = (0.01, 0.05, 0.1, 0.2, 0.5)
-"""Of the words, as DeYoung et al. 2020 (ERASER) remove them; at least one."""
+"""Fractions of the words that are removed, as in DeYoung et al. 2020 (ERASER); at least one word."""
 RANDOM_ORDERS = 20
 BATCH_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Faithfulness:
-    """How a class's probability falls without the words that are said to matter, and with nothing else."""
+    """The fall of a class's probability without its most important words, and with these words alone."""
 
     comprehensiveness: float
-    """Without them: the more it falls, the better they explain."""
+    """Fall without the important words: more is better."""
     sufficiency: float
-    """With them alone: the less it falls, the better."""
+    """Fall with the important words alone: less is better."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecidingWords:
-    """A text, its class and what each word did for it."""
+    """A text, its class and the score of each word."""
 
     text: TextOrPair
     label: str
     probability: float
     words: tuple[tuple[int, Word], ...]
-    """Each with the number of its text, 0 or 1 in a pair."""
+    """Words, each with the index of its text: 0, or 1 for the second text of a pair."""
     scores: dict[str, list[float]]
-    """By method, one for each word; above 0 it speaks for the class."""
+    """Scores of the words by method; a score above 0 is evidence for the class."""
     faithfulness: dict[str, Faithfulness]
-    """By method, and under "random" the mean of random orders."""
+    """Faithfulness by method, and under "random" the mean of random orders."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Classifier:
-    """A head that classifies, with gradients."""
+    """A classification head that supports gradients."""
 
     bert: Bert
     scorer: nn.Module
@@ -77,12 +77,12 @@ class _Classifier:
         if task.config.head.encoder == "frozen-features":
             what = "the frozen layers that this model reads give no gradients"
             raise UserError(what, remedy="name a run whose encoder was tuned")
-        # Not the engine's network, whose packed weights give no gradients.
+        # Not the engine's network: packed weights have no gradients.
         model = task_model_of(bert.model.network, task, bert.engine)
         return cls(bert, model.objective.scorer, task.config.labels, task.config.text.longest)
 
     def probabilities(self, sequences: Sequence[TokenizedText], target: int) -> list[float]:
-        """The probability of a class for each sequence."""
+        """Return the probability of a class for each sequence."""
         order = sorted(range(len(sequences)), key=lambda number: len(sequences[number]))
         lengths = [len(sequences[number]) for number in order]
         found: dict[int, float] = {}
@@ -94,15 +94,16 @@ class _Classifier:
         return [found[number] for number in range(len(sequences))]
 
     def decision(self, sequence: TokenizedText) -> tuple[int, float]:
-        """The likeliest class, and its probability."""
+        """Return the most probable class and its probability."""
         with torch.no_grad():
             probability_C = self._logits([sequence])[0].softmax(-1)
         return int(probability_C.argmax()), float(probability_C.max())
 
     def gradient_times_input(self, sequence: TokenizedText, target: int) -> list[float]:
-        """For each token, the gradient of the class's logit times the token's word embedding.
+        """Return, for each token, the gradient of the class's logit times the token's word embedding.
 
-        Where a norm reads nothing else, the one behind it: a gradient is orthogonal to what is normalised.
+        If a norm reads the word embeddings alone, use its output instead: a gradient is orthogonal to the
+        input of a norm, so that the product would be 0.
         """
         embedded: list[Tensor] = []
 
@@ -128,7 +129,7 @@ class _Classifier:
 
 
 def deciding_words(bert: Bert, texts: Sequence[TextOrPair], *, seed: int) -> list[DecidingWords]:
-    """What each word of each text did for the text's class."""
+    """Score each word of each text by its effect on the text's class."""
     classifier, found = _Classifier.of(bert), []
     with progress_bar("leaving words out", len(texts)) as advance:
         for number, text in enumerate(texts):
@@ -159,7 +160,7 @@ def _explained(classifier: _Classifier, text: TextOrPair, number: int, seed: int
 
 
 def _read(classifier: _Classifier, text: TextOrPair, number: int) -> TextWords:
-    """The words and tokens of a text, cut to what the model was trained with."""
+    """Return the words and tokens of a text, truncated to the longest text of the model's training."""
     (encoded,) = classifier.bert.reader.encode([text], truncate=True, first=number)
     if len(encoded) > classifier.longest:
         encoded = truncate_longest_first(encoded, classifier.longest)
@@ -172,7 +173,7 @@ def _read(classifier: _Classifier, text: TextOrPair, number: int) -> TextWords:
 def _faithfulness(
     classifier: _Classifier, read: TextWords, target: int, orders: Sequence[Sequence[int]]
 ) -> Faithfulness:
-    """The means over fractions of the words, and over orders of their importance."""
+    """Return the means over fractions of the words and over orders of importance."""
     count = len(orders[0])
     tops = [set(order[: math.ceil(fraction * count)]) for order in orders for fraction in FRACTIONS]
     every = set(range(count))
@@ -184,7 +185,7 @@ def _faithfulness(
 
 
 def mean_faithfulness(found: Sequence[DecidingWords]) -> dict[str, Faithfulness]:
-    """The means over texts, by method."""
+    """Return the means over texts, by method."""
     return {
         name: Faithfulness(
             fmean(each.faithfulness[name].comprehensiveness for each in found),

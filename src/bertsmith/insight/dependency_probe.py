@@ -1,12 +1,12 @@
-"""How much of a dependency tree stands in all heads together (Clark et al. 2019, section 5).
+"""Probe how much of a dependency tree all heads together contain (Clark et al. 2019, section 5).
 
-p(i is the head of j) ~ exp(sum over heads k of w_k a_ji + u_k a_ij): attention alone. With static vectors the
-weights depend on both words: w_k + W_k v_j + W'_k v_i. For static vectors stand the model's own embeddings of
-a word's pieces, averaged, where the paper has GloVe. The root is scored by what goes to [CLS] and [SEP] and
-comes from them.
+With attention alone: p(i is the head of j) ~ exp(sum over heads k of w_k a_ji + u_k a_ij). With static
+vectors the weights depend on both words: w_k + W_k v_j + W'_k v_i. Static vectors are the averaged embeddings
+of a word's pieces in the model; the paper uses GloVe. The root is scored by the attention to and from [CLS]
+and [SEP].
 
-Shapes: A = layers x heads, G sentences of like length, N tokens of the longest of them, W words, E width of
-static vectors, 4 ways to and from the first and the last token.
+Shapes: A = layers x heads, G sentences of similar length, N tokens of the longest of these, W words, E width
+of static vectors, 4 directions to and from the first and the last token.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,30 +29,30 @@ from bertsmith.model.transformer_config import with_heads
 from bertsmith.packed import moved_to_device
 
 LEARNING_RATE = 0.002
-"""Adam, one sentence a step, one epoch, as published."""
+"""Learning rate of Adam, with one sentence per step and one epoch, as published."""
 WINDOW = 256
-"""Sentences whose attention is held at once."""
+"""Number of sentences that have their attention in memory at once."""
 PROBES = ("attention", "attention and static vectors")
 
 
 @dataclass(frozen=True, slots=True)
 class TreeFeatures:
-    """What a probe sees of a sentence."""
+    """The input of a probe for one sentence, and the targets."""
 
     words_AWW: Tensor
-    """From the row's word to the column's."""
+    """Attention from the row's word to the column's."""
     root_A4W: Tensor
-    """Of each word: to the first token, from it, to the last token, from it."""
+    """Attention of each word to the first token, from the first, to the last, and from the last."""
     static_WE: Tensor
     heads_W: Tensor
-    """Which word is the head; W for the root."""
+    """Index of each word's head; W for the root."""
     counted_W: Tensor
-    """Words that are scored: no punctuation."""
+    """True for words that are scored, which excludes punctuation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeScore:
-    """Unlabelled attachment of one probe: heads found, punctuation left out."""
+    """Unlabelled attachment score of one probe, without punctuation."""
 
     probe: str
     accuracy: float
@@ -61,17 +61,17 @@ class ProbeScore:
 
 
 class DependencyProbe(nn.Module):
-    """Scores of all words and the root as the head of each word."""
+    """A probe that scores all words and the root as the head of each word."""
 
     def __init__(self, heads: int, width: int, generator: torch.Generator) -> None:
         super().__init__()
         self.both = nn.Parameter(torch.zeros(2, heads))
         self.root = nn.Parameter(torch.zeros(4, heads))
-        # Of the dependent and of the head, for either direction; width 0 leaves attention alone.
+        # For the dependent and for the head, in either direction; width 0 leaves attention alone.
         self.static = nn.Parameter(torch.randn(2, 2, heads, width, generator=generator) * 0.01)
 
     def forward(self, features: TreeFeatures) -> Tensor:
-        """The scores of every word's heads [W, W + 1]; the last column is the root's."""
+        """Return the scores of every word's possible heads [W, W + 1]; the last column is the root."""
         dependent_2WA, head_2WA = torch.einsum("dsae,we->sdwa", self.static, features.static_WE)
         weights_2WWA = self.both[:, None, None] + dependent_2WA[:, :, None] + head_2WA[:, None]
         both_2AWW = torch.stack([features.words_AWW, features.words_AWW.mT])
@@ -84,7 +84,7 @@ class DependencyProbe(nn.Module):
 def study_dependency_probes(
     bert: Bert, scored: Sequence[ParsedSentence], train: Sequence[ParsedSentence], *, seed: int
 ) -> list[ProbeScore]:
-    """Train both probes on one treebank, and score them on another, after the best fixed offset."""
+    """Train both probes on one treebank and score them on another; the first score is the best offset's."""
     config = with_heads(bert.model.network.config)
     generator = torch.Generator().manual_seed(key_of(seed, "dependency probe") % 2**63)
     widths = (0, config.embedding_width)
@@ -113,7 +113,7 @@ def study_dependency_probes(
 
 
 def _for(probe: DependencyProbe, features: TreeFeatures) -> TreeFeatures:
-    """What a probe without static vectors sees."""
+    """Cut the static vectors to the width that the probe reads (0: none)."""
     width = probe.static.shape[-1]
     static_WE = features.static_WE[:, :width]
     return TreeFeatures(
@@ -122,7 +122,7 @@ def _for(probe: DependencyProbe, features: TreeFeatures) -> TreeFeatures:
 
 
 def _offset_score(scored: Sequence[ParsedSentence], train: Sequence[ParsedSentence]) -> ProbeScore:
-    """The offset that is right most often in training, scored."""
+    """Score the offset that is right most often in training."""
 
     def rate(sentences: Sequence[ParsedSentence], offset: int) -> float:
         words = [
@@ -139,7 +139,7 @@ def _offset_score(scored: Sequence[ParsedSentence], train: Sequence[ParsedSenten
 
 
 def tree_features(bert: Bert, sentences: Sequence[ParsedSentence]) -> Iterator[TreeFeatures]:
-    """What probes see of each sentence that the model can read, in order."""
+    """Yield the features of each sentence that the model can read, in order."""
     table_VE = bert.model.network.encoder.words.weight.detach().float().cpu()
     with progress_bar("sentences", len(sentences)) as advance:
         for first in range(0, len(sentences), WINDOW):
@@ -153,7 +153,7 @@ def tree_features(bert: Bert, sentences: Sequence[ParsedSentence]) -> Iterator[T
 
 
 def _attention_maps(bert: Bert, texts: Sequence[EncodedWords]) -> dict[int, Tensor]:
-    """For each text, what goes between its words and to and from its ends [A, W + 4, W]."""
+    """Return each text's attention between words, then to and from its first and last token [A, W + 4, W]."""
 
     device = bert.engine.device
 

@@ -1,6 +1,6 @@
-"""Left or right: how much of attention goes to either side, and what a task loses when one side is hidden.
+"""Left or right: the attention that each side gets, and the loss of a task if one side is hidden.
 
-Shapes: L layers, H heads, G texts of like length, N tokens of the longest of them, S sequences, C outputs.
+Shapes: L layers, H heads, G texts of similar length, N tokens of the longest, S sequences, C outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,16 +41,16 @@ SHARES = ("left", "right", "itself", "special")
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """Where the attention of words goes, as fractions [L, H]; special tokens are a side of their own."""
+    """The attention of words to each side, as fractions [L, H]; special tokens count as a separate side."""
 
     shares: dict[str, PerHead]
     texts: int
     words: int
-    """Tokens that are no special ones."""
+    """Number of tokens that are not special."""
 
 
 def study_direction(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> Direction:
-    """What fraction of its attention a word gives to words on either side, itself and special tokens."""
+    """Measure the fractions of attention from words to either side, themselves and special tokens."""
     encoded = shortened(bert, texts, longest)
     inside = [torch.tensor(each.sequence) >= 0 for each in encoded]
     config, device = with_heads(bert.model.network.config), bert.engine.device
@@ -68,7 +68,7 @@ def study_direction(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> 
 
 
 def _sums(inside_GN: Tensor, weights_GHNN: Tensor) -> Tensor:
-    """The attention of words to each side, summed over words [M, H]."""
+    """Return the attention of words to each side, summed over words [M, H]."""
     words = inside_GN.double()
     from_words = weights_GHNN.double() * words[:, None, :, None]
     to_words = from_words * words[:, None, None, :]
@@ -77,13 +77,13 @@ def _sums(inside_GN: Tensor, weights_GHNN: Tensor) -> Tensor:
     return torch.stack([left, right, itself, from_words.sum((0, 2, 3)) - left - right - itself])
 
 
-# ---- what a task loses
+# ---- the loss of a task
 
 
 class OneSidedScorer(nn.Module):
-    """A head whose words see special tokens, themselves and one side only; special tokens see all.
+    """A head for which words see only special tokens, themselves and one side; special tokens see all.
 
-    Without that exception [CLS], which stands first, would see nothing where the right is hidden.
+    Without that exception [CLS], which is the first token, would see only itself if the right side is hidden.
     """
 
     def __init__(self, network: Network, head: str, *, hidden: Side, special: frozenset[int]) -> None:
@@ -107,7 +107,7 @@ class OneSidedScorer(nn.Module):
 
 
 def visible(special_GN: Tensor, hidden: Side) -> Tensor:
-    """Whether each token (row) may read each other (column) where one side is hidden [G, N, N]."""
+    """Return the mask of tokens (rows) that may read others (columns) with one side hidden [G, N, N]."""
     length = special_GN.shape[1]
     square = torch.ones(length, length, dtype=torch.bool, device=special_GN.device)
     one_side_NN = square.tril() if hidden == "right" else square.triu()
@@ -117,7 +117,7 @@ def visible(special_GN: Tensor, hidden: Side) -> Tensor:
 def one_sided_metrics(
     bert: Bert, examples: Sequence[Example], encoded: EncodedSet, *, hidden: Side
 ) -> dict[str, float]:
-    """The task's metrics where one side of each word is hidden in every layer."""
+    """Return the task's metrics with one side of each word hidden in every layer."""
     if bert.finetuned is None:
         raise UserError("was not fine-tuned here", remedy="name the folder of a `bertsmith finetune` run")
     model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
@@ -139,19 +139,19 @@ def one_sided_metrics(
 
 @dataclass(frozen=True, slots=True)
 class TaskLoss:
-    """A task's deciding metric as it is, and with either side hidden."""
+    """The deciding metric of a task with both sides visible, and with either side hidden."""
 
     task: str
     metric: str
     examples: int
     values: Mapping[str, float]
-    """Under "both sides", "left hidden", "right hidden" and, where there is one, "constant answer"."""
+    """Values under "both sides", "left hidden", "right hidden" and, if known, "constant answer"."""
 
 
 def direction_report(
     found: Direction, untrained: Sequence[Direction], loss: TaskLoss | None, *, model: str
 ) -> Report:
-    """Where attention goes, beside what it does in untrained networks, and what a task loses."""
+    """Report the attention to each side, compared with untrained networks, and the loss of a task."""
     title = f"{model}: left or right, {found.texts:,} texts, {found.words:,} tokens of words"
     rows = []
     for name in SHARES:

@@ -1,4 +1,4 @@
-"""GAP (Webster et al. 2018): a pronoun and two names in a text, one of which it refers to."""
+"""GAP (Webster et al. 2018): texts with a pronoun that refers to one of two names, or to neither."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,30 +14,30 @@ TRUTHS = {"TRUE": True, "FALSE": False}
 
 @dataclass(frozen=True, slots=True)
 class GapExample:
-    """A text with three stretches of it, each from its first to past its last character."""
+    """A text with the spans of a pronoun and two names; a span ends after its last character."""
 
     text: str
     pronoun: tuple[int, int]
     names: tuple[tuple[int, int], tuple[int, int]]
     right: int | None
-    """Which of the names the pronoun refers to; None for neither."""
+    """Index of the name that the pronoun refers to; None for neither."""
     gender: str
 
     def nearest(self) -> int:
-        """The name with the fewest characters between it and the pronoun; of equals the first."""
+        """Return the index of the name with the fewest characters to the pronoun; the first if equal."""
         start, end = self.pronoun
         gaps = [max(first - end, start - last) for first, last in self.names]
         return gaps.index(min(gaps))
 
 
 def is_gap(path: Path) -> bool:
-    """Whether the file has the header of GAP."""
+    """True if the file has the header of GAP."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         return lines.readline().rstrip("\r\n").split("\t")[1:10] == list(COLUMNS)
 
 
 def read_gap(path: Path) -> list[GapExample]:
-    """The examples of a GAP file."""
+    """Read the examples of a GAP file."""
     found = []
     for row in rows_of(path):
         if isinstance(row, BadLine):

@@ -1,7 +1,7 @@
-"""Views as one HTML file each: script, style and data inside, nothing from elsewhere, no server.
+"""Views, each a single HTML file with its script, style and data; they need neither a server nor a network.
 
-The parts are the playground's own (`serve/page`), so that a file looks and behaves as the page does; what a
-view adds lies in `insight/page`.
+A view uses the parts of the playground (`serve/page`), so that it looks and behaves alike. Its additional
+parts are in `insight/page`.
 """
 
 import base64
@@ -24,7 +24,7 @@ _FOLDERS = (files("bertsmith.insight") / "page", files("bertsmith.serve") / "pag
 _STYLE = re.compile(r'<link rel="stylesheet" href="page/(\w+\.css)">')
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([a-z_]+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:async )?(?:function|const|class) (\w+)", re.MULTILINE)
-# What is painted does not follow a style sheet; on the playground its own button tells of the theme.
+# A canvas does not follow a style sheet. In the playground, the theme button sends this event.
 _FOLLOW_SYSTEM = """matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () =>
   document.dispatchEvent(new CustomEvent("themechange")),
 );
@@ -32,17 +32,17 @@ _FOLLOW_SYSTEM = """matchMedia("(prefers-color-scheme: dark)").addEventListener(
 
 
 def write_view(out: Path, script: str, data: dict[str, Any], *, title: str) -> None:
-    """Write a view: the script's `show(root, data)` fills the page."""
+    """Write a view, a page that the script's `show(root, data)` fills."""
     write_text(out, page_text(script, data, title=title))
 
 
 def page_text(script: str, data: dict[str, Any], *, title: str) -> str:
-    """The whole page."""
+    """Return the text of the whole page."""
     style = "\n".join(_text(name) for name in (*_STYLE.findall(_text("page.html")), "view.css"))
     code = f'"use strict";\n{bundled(script)}'
     given = "document.querySelector('main'), JSON.parse(document.querySelector('#data').text)"
     code += f"{_FOLLOW_SYSTEM}{_module(script)}.show({given});\n"
-    # Whatever a text holds, it cannot end the element that it stands in.
+    # Escaped so that a text cannot end the script element that contains it.
     held = json.dumps(data, ensure_ascii=False, allow_nan=False).replace("<", "\\u003c")
     allowed = f"script-src {_hash(code)}; style-src {_hash(style)}; img-src data:"
     policy = f"default-src 'none'; {allowed}; base-uri 'none'"
@@ -59,7 +59,7 @@ def page_text(script: str, data: dict[str, Any], *, title: str) -> str:
 
 
 def bundled(script: str) -> str:
-    """A script with all that it imports, each module an object of what it exports, in order of need."""
+    """Return a script and its imports, each module as an object of its exports, in order of dependency."""
     done: dict[str, str] = {}
 
     def add(name: str) -> None:
@@ -79,12 +79,12 @@ def bundled(script: str) -> str:
 
 
 def _taken(names: str, module: str) -> str:
-    """An import as an assignment; `a as b` is `a: b` there."""
+    """Return an import as a destructuring assignment, in which `a as b` is `a: b`."""
     return f"const {{{names.replace(' as ', ': ')}}} = {_module(module)};\n"
 
 
 def _module(name: str) -> str:
-    """What holds a module; one may export something of its own name."""
+    """Return the variable of a module, with a suffix because a module may export its own name."""
     return f"{name}_module"
 
 
@@ -98,10 +98,10 @@ def _hash(content: str) -> str:
 
 
 def packed_bytes(values: NDArray[np.uint8]) -> str:
-    """Bytes as a page takes them: compressed, in base 64."""
+    """Return bytes in the form that a page reads: compressed, in base 64."""
     return base64.b64encode(zlib.compress(values.tobytes(), 6)).decode()
 
 
 def rounded(values: Iterable[float], digits: int = 4) -> list[float]:
-    """Numbers that take little room."""
+    """Round numbers, so that the page is small."""
     return [round(float(each), digits) for each in values]

@@ -1,6 +1,6 @@
-"""How far each layer moves a token: L2 distance and angle between its input and its output.
+"""The distance that each layer moves a token: L2 distance and angle between its input and its output.
 
-As Lan et al. 2019 (ALBERT, figure 1) drew them for BERT and ALBERT: shared layers move tokens more evenly.
+As in Lan et al. 2019 (ALBERT, figure 1) for BERT and ALBERT: shared layers move tokens more evenly.
 
 Shapes: L layers, T packed tokens, D width.
 """
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LayerDistances:
-    """Means over all tokens of all texts, special ones included, for each layer."""
+    """Means over all tokens of all texts, including special tokens, for each layer."""
 
     distances_L: list[float]
     angles_L: list[float]
-    """In degrees."""
+    """Mean angle of each layer, in degrees."""
     texts: int
     tokens: int
 
 
 def untrained_distances(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed: int) -> LayerDistances:
-    """How far the layers of networks with random weights move the same tokens, as a mean of three."""
+    """Measure networks with random weights on the same tokens, as the mean of three."""
     found = of_untrained(bert, lambda twin: layer_distances(twin, texts, longest=longest), seed=seed)
     means_2L = np.mean([(each.distances_L, each.angles_L) for each in found], axis=0)
     return replace(found[0], distances_L=means_2L[0].tolist(), angles_L=means_2L[1].tolist())
 
 
 def layer_distances(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> LayerDistances:
-    """How far each layer of a model moves the tokens of these texts."""
+    """Measure how far each layer of a model moves the tokens of these texts."""
     encoded = shortened(bert, texts, longest)
 
     def sums(batch: PackedBatch) -> list[Tensor]:
@@ -59,7 +59,7 @@ def layer_distances(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> 
 
 
 def moved_by(before_TD: Tensor, after_TD: Tensor) -> tuple[Tensor, Tensor]:
-    """The L2 distance of each two states, and the angle between them in degrees."""
+    """Return the L2 distance of each pair of states, and the angle between them in degrees."""
     one_TD, other_TD = before_TD.double(), after_TD.double()
     distance_T = (other_TD - one_TD).norm(dim=-1)
     cosine_T = torch.nn.functional.cosine_similarity(one_TD, other_TD, dim=-1).clamp(-1, 1)
@@ -67,7 +67,7 @@ def moved_by(before_TD: Tensor, after_TD: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def layers_report(found: Mapping[str, LayerDistances], untrained: Mapping[str, LayerDistances]) -> Report:
-    """The distances of several models side by side, and those of the same networks before training."""
+    """Report the distances of several models side by side, and of the same networks before training."""
     first = next(iter(found.values()))
     title = f"How far each layer moves a token, {first.texts:,} texts of {first.tokens:,} tokens"
     notes = ("Mean L2 distance and mean angle in degrees between a layer's input and its output.",)

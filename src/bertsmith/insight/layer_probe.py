@@ -1,12 +1,12 @@
-"""What each layer's word vectors tell a linear probe: part of speech, and depth in the dependency tree.
+"""Linear probes on the word vectors of each layer: part of speech, and depth in the dependency tree.
 
 A word's vector is the mean over its pieces. The probe is ridge regression onto one-hot labels, so that one
-pass over a treebank sums up all that it needs, for all layers and labels at once. Beside each task stands its
-control task (Hewitt and Liang 2019): every word form gets a label at random, as frequent as the real ones;
-what the probe gets right there, it knows by heart. Selectivity is the difference.
+pass over a treebank collects the sums for all layers and labels. Each task has a control task (Hewitt and
+Liang 2019): every word form gets a random label, as frequent as the real ones. The probe can only memorise
+these labels. Selectivity is the difference of the two accuracies.
 
 Shapes: L states (the embeddings, then each layer), W words, D width, D1 = D + 1 with a constant, C labels of
-all tasks side by side, S sentences.
+a task, S sentences.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,11 +25,11 @@ from bertsmith.insight.word_attention import EncodedWords, encode_words
 from bertsmith.packed import PackedBatch, unpack
 
 RIDGE = 1e-3
-"""Of the mean square of a dimension: enough to solve, too little to matter."""
+"""Ridge as a fraction of the mean square of a dimension: makes the system solvable, hardly changes it."""
 DEEPEST = 7
-"""Words that are deeper share a label."""
+"""Maximum depth; deeper words share its label."""
 WINDOW = 512
-"""Sentences whose word vectors are held at once."""
+"""Number of sentences that have their word vectors in memory at once."""
 
 TASKS: dict[str, Callable[[ParsedSentence], Sequence[str]]] = {
     "part of speech": lambda sentence: sentence.tags,
@@ -39,11 +39,11 @@ TASKS: dict[str, Callable[[ParsedSentence], Sequence[str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class LayerScore:
-    """What a probe on one layer gets right of a task and of its control task."""
+    """Accuracy of a probe on one layer, for a task and for its control task."""
 
     task: str
     layer: int
-    """0 for the embeddings."""
+    """Index of the layer, with 0 for the embeddings."""
     accuracy: float
     low: float
     high: float
@@ -51,13 +51,13 @@ class LayerScore:
 
     @property
     def selectivity(self) -> float:
-        """How much of it is not known by heart."""
+        """Accuracy on the task minus accuracy on its control task."""
         return self.accuracy - self.control
 
 
 @dataclass(frozen=True, slots=True)
 class LayerProbes:
-    """The scores of all tasks and layers, and what the most frequent label gets right."""
+    """The scores of all tasks and layers, and the accuracy of the most frequent label by task."""
 
     scores: tuple[LayerScore, ...]
     majority: dict[str, float]
@@ -65,14 +65,14 @@ class LayerProbes:
 
 @dataclass(frozen=True, slots=True)
 class _Labels:
-    """The labels of a task, by name, and each word's control label."""
+    """The label names of a task, and the control label of each word form."""
 
     names: tuple[str, ...]
     control_of: dict[str, int]
 
     @classmethod
     def learn(cls, task: str, sentences: Sequence[ParsedSentence], seed: int) -> "_Labels":
-        """The labels that a task has in a treebank."""
+        """Collect the labels of a task in a treebank, and draw the control labels."""
         given = [label for sentence in sentences for label in TASKS[task](sentence)]
         names = tuple(sorted(set(given)))
         numbers = [names.index(label) for label in given]
@@ -81,7 +81,7 @@ class _Labels:
         return cls(names, {word: numbers[at] for word, at in zip(words, drawn.tolist(), strict=True)})
 
     def of(self, task: str, sentence: ParsedSentence) -> tuple[list[int], list[int]]:
-        """Numbers of the real and of the control labels; -1 for one that training did not have."""
+        """Return the indices of the real and the control labels; -1 for a label that training lacks."""
         number_of = {name: number for number, name in enumerate(self.names)}
         real = [number_of.get(label, -1) for label in TASKS[task](sentence)]
         return real, [self.control_of.get(word.lower(), -1) for word in sentence.words]
@@ -90,7 +90,7 @@ class _Labels:
 def study_layers(
     bert: Bert, scored: Sequence[ParsedSentence], train: Sequence[ParsedSentence], *, seed: int
 ) -> LayerProbes:
-    """Fit a probe on each layer to one treebank, and score it on another."""
+    """Fit a probe for each layer to one treebank, and score it on another."""
     labels = {task: _Labels.learn(task, train, seed) for task in TASKS}
     probes = _fit(bert, train, labels)
     # Right answers to each task and its control, side by side, and all words: [S, 2 x tasks] and [S].
@@ -107,7 +107,7 @@ def study_layers(
 
 
 def _fit(bert: Bert, train: Sequence[ParsedSentence], labels: dict[str, _Labels]) -> list[Tensor]:
-    """The probes [L, D1, C] of each task and of its control task, one after the other."""
+    """Fit the probes [L, D1, C]: for each task one for the task, then one for its control task."""
     moments_LDD: Tensor | float = 0.0
     targets: list[Tensor | float] = [0.0] * (2 * len(TASKS))
     for sentence, states_LWD in _word_states(bert, train):
@@ -126,7 +126,7 @@ def _fit(bert: Bert, train: Sequence[ParsedSentence], labels: dict[str, _Labels]
 
 
 def _word_states(bert: Bert, sentences: Sequence[ParsedSentence]) -> Iterator[tuple[ParsedSentence, Tensor]]:
-    """Each sentence that the model can read with its words' vectors at every layer [L, W, D]."""
+    """Yield each sentence that the model can read, with its words' vectors at every layer [L, W, D]."""
 
     def states(batch: PackedBatch) -> list[Tensor]:
         layers_TLD = torch.stack(bert.engine.network.encoder.hidden_states(batch), 1).double().cpu()
@@ -144,7 +144,7 @@ def _word_states(bert: Bert, sentences: Sequence[ParsedSentence]) -> Iterator[tu
 
 
 def _of_words(text: EncodedWords, states_LND: Tensor) -> Tensor:
-    """The mean over the pieces of each word [L, W, D]; a word without pieces has zeros."""
+    """Return the mean over the pieces of each word [L, W, D]; zeros for a word without pieces."""
     zero_LD = torch.zeros_like(states_LND[:, 0])
     return torch.stack([states_LND[:, list(p)].mean(1) if p else zero_LD for p in text.pieces], 1)
 
@@ -154,7 +154,7 @@ def _with_constant(states_LWD: Tensor) -> Tensor:
 
 
 def _majority(scored: Sequence[ParsedSentence], labels: dict[str, _Labels]) -> dict[str, float]:
-    """What the most frequent label of the scored treebank gets right."""
+    """Return, for each task, the accuracy of the most frequent label of the scored treebank."""
     found = {}
     for task in labels:
         given = [label for sentence in scored for label in TASKS[task](sentence)]
@@ -163,7 +163,7 @@ def _majority(scored: Sequence[ParsedSentence], labels: dict[str, _Labels]) -> d
 
 
 def _scores(right_SPL: Counts, total_S: Counts, majority: dict[str, float], seed: int) -> LayerProbes:
-    """The scores from right answers [S, P, L]: P is each task, then its control."""
+    """Compute the scores from right answers [S, P, L], where P is each task, then its control."""
     rate_PL = right_SPL.sum(0) / total_S.sum()
     scores = []
     for at, task in enumerate(TASKS):

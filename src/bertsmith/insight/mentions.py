@@ -1,4 +1,4 @@
-"""Documents with coreferent mentions: CoNLL-2012-style columns, and entities in CoNLL-U as GUM has them."""
+"""Documents with coreferent mentions: CoNLL-2012-style columns, and entities in CoNLL-U as in GUM."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -19,21 +19,21 @@ PLURAL_TAGS = frozenset({"NNS", "NNPS"})
 ENDS_OF_CORE = frozenset(
     {"IN", "TO", "WDT", "WP", "WP$", ",", ":", "-LRB-", "CC", "VBN", "VBG", "VBD", "VBZ"}
 )
-"""Tags behind which a mention without a tree goes on with what only describes it: its head stands before."""
+"""Tags that start the modifiers at the end of a mention; without a tree, the head is before the first."""
 BRACKET = re.compile(r"\(([^()|]*)(\))?|(?<![^()|])([^()|]++)\)")
 MAX_OPEN = 100
-"""Maximum number of mentions around a word; those of published corpora have about ten."""
+"""Maximum number of mentions around a word; published corpora have about ten."""
 MEND = "mend the line: every entity that is opened must be closed in its document"
 
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """A stretch of words that speaks of an entity."""
+    """A span of words that refers to an entity."""
 
     start: int
-    """Its first word in the document."""
+    """Index of the first word in the document."""
     end: int
-    """Past its last word."""
+    """Index after the last word."""
     head: int
     entity: str
     kind: MentionKind
@@ -49,13 +49,13 @@ class MentionDocument:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """All of its words."""
+        """All words of the document."""
         return tuple(word for sentence in self.sentences for word in sentence)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A word as both formats give it: `tree_head` is -1 at a root, None where there is no tree."""
+    """A word of either format; `tree_head` is -1 for a root and None without a tree."""
 
     word: str
     tag: str
@@ -66,7 +66,7 @@ class _Row:
 
 
 def read_mentions(path: Path) -> list[MentionDocument]:
-    """The documents of a file: CoNLL-U where it is named so, else columns as in CoNLL-2012."""
+    """Read the documents of a file: CoNLL-U if its name ends in .conllu, else columns as in CoNLL-2012."""
     rows = _conllu_rows(path) if path.name.endswith(".conllu") else _column_rows(path)
     found = [_document(document) for document in rows]
     if not any(document.mentions for document in found):
@@ -105,11 +105,11 @@ def _conllu_rows(path: Path) -> Iterator[list[list[_Row]]]:
 
 
 def _entities(misc: str, group: int) -> str:
-    """The brackets of a word with nothing but names in them: (1-person-new becomes (1."""
+    """Return the brackets of a word with only the entity names in them: (1-person-new becomes (1."""
     found = re.search(r"(?:^|\|)Entity=([^|]*)", misc)
     if not found:
         return ""
-    # Parts of a discontinuous mention are e1[1/2] and e1[2/2]: each stands for itself.
+    # The parts of a discontinuous mention, e1[1/2] and e1[2/2], count as separate mentions.
     plain = re.sub(r"\[\d+/\d+\]", "", found[1])
     return re.sub(r"\(([^()]*)", lambda opened: "(" + _part(opened[1], group), plain)
 
@@ -149,7 +149,7 @@ def _document(sentences: Sequence[Sequence[_Row]]) -> MentionDocument:
     for number, row in enumerate(rows):
         for opened, closed_at_once, closed in BRACKET.findall(row.brackets):
             depth += bool(opened) - bool(closed_at_once or closed)
-            if depth > MAX_OPEN:  # all words of each mention are looked at
+            if depth > MAX_OPEN:  # the work grows with the words of all nested mentions
                 what = f"more than {MAX_OPEN} entities are open at this word"
                 raise UserError(what, where=row.where, remedy=MEND)
             if opened:
@@ -180,7 +180,7 @@ def _mention(rows: Sequence[_Row], start: int, end: int, entity: str) -> Mention
 
 
 def _head(rows: Sequence[_Row], start: int, end: int) -> int:
-    """The word that the others of the mention depend on; without a tree, the last one of its core."""
+    """Return the word that the mention's other words depend on; without a tree, the last word of its core."""
     heads = [row.tree_head for row in rows[start:end]]
     if None not in heads:
         return next(start + at for at, head in enumerate(heads) if head is None or not start <= head < end)

@@ -1,4 +1,4 @@
-"""Pictures that several studies draw: a grid of heat maps with a cell for each head, and names of points.
+"""Drawing for several studies: a grid of heat maps with a cell for each head, and names of points.
 
 Shapes: L layers, H heads.
 """
@@ -18,14 +18,14 @@ BLUE, RED, GREY, GREEN = "#3b6fb6", "#d1495b", "#666666", "#2a9d8f"
 COLOURS = "Blues"
 POINTS_OF_AN_INCH = 72
 MARK, GAP = 4, 7
-"""Half of the room that a point takes, and how far from it names begin, in points of print."""
+"""Half the size of a point, and the distance from a point to its name, in points of print."""
 ABOVE_GRIDS, BELOW_GRIDS = 0.65, 0.5
-"""Inches for the title over grids of heads, and for what stands below them."""
+"""Inches for the title above grids of heads, and for the axis label below."""
 ROWS_AWAY = 24
-"""So many half lines above and below its point a name is tried."""
+"""Maximum distance of a name above or below its point, in half lines."""
 
 Box = tuple[float, float, float, float]
-"""Left, bottom, right and top, in pixels."""
+"""Left, bottom, right and top of a box, in pixels."""
 
 
 def draw_head_grids(
@@ -38,13 +38,13 @@ def draw_head_grids(
     for place, (name, values_LH) in zip(axes, grids.items(), strict=False):
         top = max(float(np.nanmax(values_LH)), 1e-9)
         place.imshow(values_LH, cmap=COLOURS, vmin=0, vmax=top, aspect="auto", interpolation="nearest")
-        # One scale for each map, said in its title: a colour bar for each takes seconds to lay out.
+        # Each map's title gives its scale: a colour bar for each map would take seconds to lay out.
         place.set_title(f"{name}  (0 to {top:.3g})", fontsize=9)
         place.set_xticks(range(heads), [str(head + 1) for head in range(heads)], fontsize=7)
         place.set_yticks(range(layers), [str(layer + 1) for layer in range(layers)], fontsize=7)
     for place in axes[len(grids) :]:
         place.set_axis_off()
-    # Inches, not fractions: a line of print takes as much of a low picture as of a high one.
+    # Inches, not fractions: a line of print has the same height in every picture.
     height = figure.get_figheight()
     bottom, top = BELOW_GRIDS / height, 1 - ABOVE_GRIDS / height
     figure.subplots_adjust(left=0.05, right=0.99, bottom=bottom, top=top, wspace=0.08, hspace=0.3)
@@ -60,10 +60,10 @@ def name_points(
     size: float = 8,
     bars: Mapping[str, tuple[float, float]] | None = None,
 ) -> None:
-    """Write each point's name beside it, where no other name and no point is; a thin line leads to it.
+    """Write each point's name near it, clear of other names and points, with a thin line to the point.
 
-    `bars` are the ends of vertical bars through points, which names keep away from, too. Everything else must
-    have been drawn before: points move when axes change their limits.
+    `bars` are the ends of vertical bars through points, which names avoid as well. Draw everything else
+    before: points move when axes change their limits.
     """
     figure = axes.get_figure(root=True)
     assert figure is not None, "axes are made by a figure"
@@ -96,7 +96,7 @@ def _around(x: float, y: float, half: float) -> Box:
 
 
 def _boxes_beside(place: tuple[float, float], size: tuple[float, float], *, gap: float) -> Iterator[Box]:
-    """Where a name of some size may stand, the nearest first: at the right and the left, then up and down."""
+    """Yield the possible boxes of a name, the nearest first: right and left, then further up and down."""
     (x, y), (width, height) = place, size
     for row in sorted(range(-ROWS_AWAY, ROWS_AWAY + 1), key=lambda row: (abs(row), -row)):
         bottom = y + (row - 1) * height / 2

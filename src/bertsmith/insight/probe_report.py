@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """What all probes found in one model."""
+    """Scores of all probes of one model."""
 
     layers: LayerProbes
     trees: Sequence[ProbeScore]
 
 
 def probe_report(found: Probes, untrained: Sequence[Probes], *, model: str, how: str) -> Report:
-    """What probes find in a model, beside what they find in untrained networks."""
+    """Report the scores of probes on a model, compared with untrained networks."""
     title = f"{model}: what probes find"
     values = {
         "model": model,

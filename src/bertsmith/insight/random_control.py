@@ -1,4 +1,4 @@
-"""The same network before it learned anything: a finding that it shows too says nothing about training."""
+"""Untrained twins as a control: a finding that random weights show too is not an effect of training."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -17,17 +17,17 @@ Finding = TypeVar("Finding")
 
 
 def untrained_twin(bert: Bert, seed: int) -> Bert:
-    """A model of the same shape with fresh initial weights, and a masked-LM head where there is one."""
+    """Return a model of the same shape with random weights, and a masked-LM head if the original has one."""
     network = bert.model.network
     heads = {"mlm": 0} if "mlm" in bert.heads else {}
-    # Drawn on the CPU: the same weights whatever the device.
+    # Drawn on the CPU, so that all devices get the same weights.
     generator = torch.Generator().manual_seed(key_of(seed, "untrained twin") % 2**63)
     fresh = new_network(network.config, heads, generator)
     return Bert(Model(fresh), bert.tokenizer, device=str(bert.engine.device))
 
 
 def of_untrained(bert: Bert, study: Callable[[Bert], Finding], *, seed: int) -> list[Finding]:
-    """What a study finds in each of three initialisations."""
+    """Run a study on each of three random initialisations."""
     found = []
     for number in range(INITIALISATIONS):
         with progress_within(f"untrained {number + 1} of {INITIALISATIONS}"):

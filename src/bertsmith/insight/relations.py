@@ -1,11 +1,11 @@
-"""Which head finds which dependency relation (Clark et al. 2019, section 4.2).
+"""Find the head that predicts each dependency relation (Clark et al. 2019, section 4.2).
 
-A head predicts as a word's head the word that it attends to most (to the head), or the word that attends most
-to it (from the head). Head, direction and the offset of the baseline are chosen on one treebank and scored on
-another.
+An attention head predicts a word's syntactic head: the word that it attends to most ("to the head"), or the
+word that attends most to it ("from the head"). Attention head, direction and the offset of the baseline are
+chosen on one treebank and scored on another.
 
-Shapes: L layers, H heads, 2 directions, M = 2 x H, O offsets, G sentences of like length, W words,
-S sentences, T words of all sentences that count, R relations, the last of which is "all".
+Shapes: L layers, H heads, 2 directions, M = 2 x H, O offsets, G sentences of similar length, W words,
+S sentences, T scored words of all sentences, R relations with "all" last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,18 +29,18 @@ from bertsmith.packed import moved_to_device
 
 DIRECTIONS = ("to the head", "from the head")
 OFFSETS = tuple(range(-3, 3))
-"""Of the baseline that says "the head is the word so many to the right", as published."""
+"""Offsets to the right of the baseline "the head is the word at this offset", as published."""
 LEAST = 100
-"""Occurrences of a relation below which it is left out, as published."""
+"""Minimum number of occurrences of a relation, as published; rarer relations are left out."""
 SKIPPED = frozenset({"root", "punct", "_"})
 ALL = "all"
 POSSESSIVES = frozenset({"'s", "s'", "'", "’s", "’"})
-"""What follows a possessor and speaks for it: its prediction is the one that counts (section 4.2)."""
+"""Marks that follow a possessor; the prediction of the mark counts for the possessor (section 4.2)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """Of each word that counts: whose prediction is asked, its head, and the number of its relation."""
+    """For each scored word: the word that predicts, the right head, and the index of the relation."""
 
     asked: NDArray[np.int64]
     gold: NDArray[np.int64]
@@ -55,19 +55,19 @@ class Treebank:
     relations: tuple[str, ...]
 
     def totals(self) -> Counts:
-        """How often each sentence has each relation [S, R]."""
+        """Count the relations of each sentence [S, R]."""
         found_SR: Counts = self._counted(np.ones((1, sum(len(tree.kinds) for tree in self.trees))))[0]
         return found_SR
 
     def offset_hits(self) -> Counts:
-        """How often each offset is right in each sentence [S, O, R]."""
+        """Count the right answers of each offset in each sentence [S, O, R]."""
         asked_T = np.concatenate([tree.asked for tree in self.trees])
         gold_T = np.concatenate([tree.gold for tree in self.trees])
         right_OT = asked_T + np.array(OFFSETS)[:, None] == gold_T
         return self._counted(right_OT).swapaxes(0, 1)
 
     def _counted(self, weights_OT: NDArray[Any]) -> Counts:
-        """Sums over the words of each sentence and relation [O, S, R]."""
+        """Return sums over the words of each sentence and relation [O, S, R]."""
         shape = (len(weights_OT), len(self.trees), len(self.relations))
         sentence_T = np.repeat(np.arange(shape[1]), [len(tree.kinds) for tree in self.trees])
         cell_T = sentence_T * shape[2] + np.concatenate([tree.kinds for tree in self.trees])
@@ -80,7 +80,7 @@ class Treebank:
 
 @dataclass(frozen=True, slots=True)
 class RelationScore:
-    """What the chosen head of a relation gets right, beside the chosen offset."""
+    """Accuracy of the chosen head for a relation, and of the chosen offset as its baseline."""
 
     relation: str
     count: int
@@ -95,13 +95,13 @@ class RelationScore:
 
     @property
     def beats(self) -> bool:
-        """Whether the whole interval lies above the baseline."""
+        """True if the whole interval is above the baseline."""
         return self.low > self.baseline
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRelations:
-    """The scores of all relations, and those of every head [L, 2, H, R] for the picture."""
+    """The scores of all relations, and the accuracy of every head [L, 2, H, R] for the picture."""
 
     scores: tuple[RelationScore, ...]
     accuracy_L2HR: Counts
@@ -110,14 +110,14 @@ class HeadRelations:
 
 
 def relations_of(sentences: Sequence[ParsedSentence], least: int) -> tuple[str, ...]:
-    """The relations with so many occurrences, the most frequent first, and "all"."""
+    """Return the relations with at least `least` occurrences, the most frequent first, then "all"."""
     names, counts = np.unique([name for each in sentences for name in each.relations], return_counts=True)
     frequent = [(-count, str(name)) for name, count in zip(names, counts, strict=True) if count >= least]
     return (*(name for _, name in sorted(frequent) if name not in SKIPPED), ALL)
 
 
 def tree_of(sentence: ParsedSentence, relations: Sequence[str]) -> Tree:
-    """What is scored of a sentence; words of rare relations count for "all" only."""
+    """Return the scored words of a sentence; words of rare relations count for "all" only."""
     number_of = {name: number for number, name in enumerate(relations)}
     counted = [word for word, name in enumerate(sentence.relations) if name not in SKIPPED]
     asked = [
@@ -142,7 +142,7 @@ def study_relations(
     mode: FromPieces,
     seed: int,
 ) -> HeadRelations:
-    """Choose a head for each frequent relation of a treebank on another one, and score it."""
+    """Choose a head for each frequent relation on one treebank, and score it on another."""
     relations = relations_of(scored, LEAST)
     if len(relations) == 1:
         what = f"no relation occurs {LEAST} times in the treebank"
@@ -186,31 +186,31 @@ def study_relations(
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """How often every head [L, 2, H, R] and every offset [O, R] is right."""
+    """Fractions of right answers of every head [L, 2, H, R] and every offset [O, R]."""
 
     heads_L2HR: Counts
     offsets_OR: Counts
 
     def best_heads(self) -> list[tuple[int, int, int]]:
-        """Layer, direction and head of each relation; of equals the first."""
+        """Return layer, direction and head for each relation; the first of equals."""
         layers, directions, heads, relations = self.heads_L2HR.shape
         best_R = self.heads_L2HR.reshape(-1, relations).argmax(0)
         layer, direction, head = np.unravel_index(best_R, (layers, directions, heads))
         return list(zip(layer.tolist(), direction.tolist(), head.tolist(), strict=True))
 
     def best_offsets(self) -> list[int]:
-        """The number of each relation's offset; of equals the first."""
+        """Return the index of the best offset for each relation; the first of equals."""
         return [int(number) for number in self.offsets_OR.argmax(0)]
 
 
 def hit_rates(bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, *, mode: FromPieces) -> HitRates:
-    """How often all heads and offsets are right on a treebank."""
+    """Measure all heads and offsets on a treebank."""
     config, device = with_heads(bert.model.network.config), bert.engine.device
     shape = (config.layers, 2, config.heads, len(treebank.relations))
     sums_L2HR = torch.zeros(shape, dtype=torch.float64, device=device)
     for _, hits_L2GHR in _hits(bert, texts, treebank, mode, what="choosing heads"):
         sums_L2HR += hits_L2GHR.sum(2)
-    # A relation that this treebank lacks has no rate: 0 of 1 chooses the first head.
+    # For a relation that this treebank lacks, 0 of 1 chooses the first head.
     totals_R = np.maximum(treebank.totals().sum(0), 1)
     return HitRates(sums_L2HR.cpu().numpy() / totals_R, treebank.offset_hits().sum(0) / totals_R)
 
@@ -218,7 +218,7 @@ def hit_rates(bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, *, 
 def _readable(
     bert: Bert, sentences: Sequence[ParsedSentence], relations: tuple[str, ...]
 ) -> tuple[list[EncodedWords], Treebank]:
-    """The sentences that fit the model and have something to score."""
+    """Return the sentences that fit into the model, and their trees."""
     encoded = encode_words(bert, [each.words for each in sentences])
     kept = [(text, tree_of(each, relations)) for text, each in zip(encoded, sentences, strict=True) if text]
     return [text for text, _ in kept], Treebank(tuple(tree for _, tree in kept), relations)
@@ -226,7 +226,7 @@ def _readable(
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The words of G sentences: how pieces become words, whose prediction is asked, and what is right."""
+    """The words of G sentences: the maps from pieces, the word that predicts, its head and its relations."""
 
     maps: WordMaps
     asked_GW: Tensor
@@ -237,9 +237,9 @@ class _Prepared:
 def _hits(
     bert: Bert, texts: Sequence[EncodedWords], treebank: Treebank, mode: FromPieces, *, what: str
 ) -> Iterator[tuple[list[int], Tensor]]:
-    """For groups of sentences, how often each head is right about each relation [L, 2, G, H, R].
+    """Yield, for groups of sentences, the hits of each head by relation [L, 2, G, H, R].
 
-    On the model's device: whoever fetches it at the end of all groups waits for a GPU but once.
+    The hits stay on the model's device, so that the caller can wait for a GPU only once, after all groups.
     """
     device = bert.engine.device
 
@@ -247,7 +247,7 @@ def _hits(
         maps = WordMaps.of([texts[number] for number in numbers], mode, device)
         trees = [treebank.trees[number] for number in numbers]
         counts_G = np.array([len(tree.asked) for tree in trees])
-        # Where a sentence has fewer words than another, word 0 is asked for a head that no word has.
+        # In shorter sentences the padding asks word 0 for head -2, which is never right.
         words_3GW = np.zeros((3, len(trees), max(1, counts_G.max())), np.int64)
         asked_GW, gold_GW, kinds_GW = words_3GW
         gold_GW[:] = -2

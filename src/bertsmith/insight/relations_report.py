@@ -20,7 +20,10 @@ ARROWS = {"to the head": "->", "from the head": "<-"}
 def relations_report(
     found: HeadRelations, untrained: Sequence[HeadRelations], *, model: str, how: str
 ) -> Report:
-    """Which head finds which relation, beside the baseline and untrained networks; `how` says on what."""
+    """Report the best head for each relation, compared with the baseline and untrained networks.
+
+    `how` describes the data.
+    """
     title = f"{model}: which head finds which relation, {found.sentences:,} sentences"
     rows = [_row(score, [each.scores[at] for each in untrained]) for at, score in enumerate(found.scores)]
     columns = ("relation", "Stanford", "count", "head", "", "right", "95 %", "offset", "baseline", "beats",
@@ -84,7 +87,7 @@ def _draw(figure: "Figure", title: str, found: HeadRelations, untrained: Sequenc
     grid.set_xticks(layers, [str(layer + 1) for layer in layers], fontsize=8)
     grid.set_title("best head of each layer (white 0 %, dark 100 %)", fontsize=9)
     grid.set_xlabel("layer", fontsize=9)
-    height = figure.get_figheight()  # with few relations a fraction of it would not hold the labels
+    height = figure.get_figheight()  # with few relations, a fraction of it is too small for the labels
     figure.subplots_adjust(left=0.1, right=0.99, bottom=0.55 / height, top=1 - 0.6 / height, wspace=0.03)
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, weight="bold", parse_math=False)
 

@@ -1,4 +1,4 @@
-"""What a study leaves behind: tables as text, all of its numbers as JSON, a picture and a view."""
+"""The report of a study: tables as text, all numbers as JSON, a picture and a view."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Cell = str | int | float | None
 Draw = Callable[["Figure"], None]
 UNTRAINED_TOO = "*"
-"""Stands behind a finding that random weights show too."""
+"""Mark of a finding that random weights show too."""
 
 log = logging.getLogger("bertsmith")
 
@@ -34,7 +34,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """The table for a person; the first column is flush left, numbers flush right."""
+        """Format the table for a person: the first column flush left, the others flush right."""
         lines = [list(self.columns), *self.shown_rows()]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.columns))]
         written = [
@@ -45,13 +45,13 @@ class Table:
         return "\n".join([self.title, "", written[0], rule, *written[1:], *(f"  {n}" for n in self.notes)])
 
     def shown_rows(self) -> list[list[str]]:
-        """The cells as they are written."""
+        """Return the cells as text."""
         return [[_shown(cell) for cell in row] for row in self.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A script of `insight/page`, and what it shows above the tables."""
+    """A script of `insight/page`, and the data that it shows above the tables."""
 
     script: str
     data: Mapping[str, Any]
@@ -59,24 +59,24 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tables, the numbers behind them, what draws their picture, and a view where there is one."""
+    """Tables, their numbers, a function that draws the picture, and an optional view."""
 
     name: str
-    """Of its files: name.txt, name.json, name.png, name.html."""
+    """Name of the report's files: name.txt, name.json, name.png, name.html."""
     tables: tuple[Table, ...]
     values: Mapping[str, Any]
     draw: Draw
     size: tuple[float, float] = (12, 7)
-    """Of the picture, in inches."""
+    """Width and height of the picture, in inches."""
     view: View | None = None
 
     def text(self) -> str:
-        """All tables."""
+        """Format all tables."""
         return "\n\n".join(table.text() for table in self.tables) + "\n"
 
 
 def write_report(report: Report, out: Path) -> None:
-    """Write a report into a folder, which may hold others: the tables, and then the picture and the view.
+    """Write a report into a folder, which may contain others: the tables, then the picture and the view.
 
     The numbers may have taken minutes: they are kept even if a picture or a view fails.
     """
@@ -92,7 +92,7 @@ def write_report(report: Report, out: Path) -> None:
 
 
 def view_data(report: Report, view: View) -> dict[str, Any]:
-    """What the page of a view gets: its own data, and the tables below."""
+    """Return the data of a view's page: the view's data, and the tables below."""
     tables = [
         {"title": each.title, "columns": each.columns, "rows": each.shown_rows(), "notes": each.notes}
         for each in report.tables
@@ -101,12 +101,12 @@ def view_data(report: Report, view: View) -> dict[str, Any]:
 
 
 def head_name(layer: int, head: int) -> str:
-    """A head as the paper writes it, both counted from 1: 7-6."""
+    """Name a head as the paper does, with layer and head counted from 1: 7-6."""
     return f"{layer + 1}-{head + 1}"
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON has it: arrays become lists, what is no number null."""
+    """Convert a value for JSON: arrays become lists; NaN and infinities become null."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, np.ndarray | np.generic):

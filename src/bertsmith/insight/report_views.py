@@ -1,6 +1,6 @@
-"""What the HTML views of reports show: measures of every head, relations and their heads, the map of heads.
+"""Data of the reports' HTML views: measures of every head, relations and their heads, the map of heads.
 
-Shapes: L layers, H heads, A = L x H of them in the order of the layers, 2 directions, R relations.
+Shapes: L layers, H heads, A = L x H heads in the order of the layers, 2 directions, R relations.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from bertsmith.insight.surface import PerHead
 
 PERCENT = (100, "%")
-"""How a fraction is shown: what it is multiplied by, and the unit."""
+"""Factor and unit with which a fraction is shown."""
 EMPTY = 1e-6
-"""The top of a scale on which everything is 0; what `plain` leaves of it must not be 0, too."""
+"""Top of a scale if all values are 0; large enough that `plain` does not round it to 0."""
 
 
 def measures_view(
@@ -28,7 +28,7 @@ def measures_view(
     lead: str,
     units: Mapping[str, tuple[int, str]] | None = None,
 ) -> View:
-    """Measures [L, H] of all heads beside the largest of untrained networks; fractions but for `units`."""
+    """Return measures [L, H] of all heads and the untrained maximum, as fractions except those in `units`."""
     shown = [
         {
             "name": name,
@@ -46,7 +46,7 @@ def _scale(values_LH: "PerHead", unit: tuple[int, str]) -> dict[str, float | str
 
 
 def relations_view(found: "HeadRelations", untrained: "Sequence[HeadRelations]", *, how: str) -> View:
-    """Which layers and heads are right about each relation."""
+    """Return the scores of layers and heads for each relation."""
     from bertsmith.insight.relations import DIRECTIONS
 
     relations = [
@@ -76,7 +76,7 @@ def relations_view(found: "HeadRelations", untrained: "Sequence[HeadRelations]",
 
 
 def clusters_view(found: "HeadMap", kinds: Sequence[str]) -> View:
-    """Heads as points, each with those that are most alike."""
+    """Return heads as points, with the distances between them."""
     data = {
         "lead": "Heads that lie near each other attend alike. Choose one to see which are nearest to it.",
         "points": np.round(found.points_A2, 4),

@@ -1,7 +1,7 @@
-"""Universal Dependencies beside the Stanford Dependencies of Clark et al. 2019, and what the paper found.
+"""Universal Dependencies, the nearest Stanford Dependencies, and the scores of Clark et al. 2019.
 
-The two differ in more than names: Stanford's prep and pobj hang a noun on its preposition, while UD's case
-hangs the preposition on its noun.
+The two differ in more than names: in Stanford's prep and pobj a noun depends on its preposition, while in
+UD's case the preposition depends on its noun.
 """
 
 STANFORD_OF_UD = {
@@ -38,7 +38,7 @@ STANFORD_OF_UD = {
     "parataxis": "parataxis",
     "xcomp": "xcomp",
 }
-"""UD relation (universaldependencies.org/u/dep) -> the nearest one of Stanford's."""
+"""UD relation (universaldependencies.org/u/dep) -> the nearest Stanford relation."""
 
 PUBLISHED = {
     "all": (34.5, 26.3),
@@ -55,5 +55,5 @@ PUBLISHED = {
     "mark": (50.7, 14.5),
     "prt": (99.1, 91.4),
 }
-"""Per cent of the best head of BERT-base, and of the best fixed offset, on the Wall Street Journal (Clark et
-al. 2019, table 1). Its row auxpass is left out: it has the baseline of another relation."""
+"""Accuracy in per cent of BERT-base's best head and of the best fixed offset, on the Wall Street Journal
+(Clark et al. 2019, table 1). The row auxpass is left out: it has the baseline of another relation."""

@@ -1,9 +1,9 @@
-"""What every head attends to on the surface: neighbours, special tokens, punctuation, the other sentence.
+"""Surface measures of every head: attention to neighbours, special tokens, punctuation, the other sentence.
 
-The measures of Clark et al. 2019, section 3, each a sum over all tokens of all texts over their number. The
-paper averages texts; here a long text counts for as many tokens as it has.
+The measures of Clark et al. 2019, section 3, each a mean over all tokens of all texts. The paper averages
+over texts; here a text counts in proportion to its length.
 
-Shapes: L layers, H heads, G texts of like length, N tokens of the longest of them, M measures, C kinds of
+Shapes: L layers, H heads, G texts of similar length, N tokens of the longest of these, M measures, C kinds of
 tokens, R kinds of rows, S all texts.
 """
 
@@ -37,20 +37,21 @@ SHARES = ("previous", "next", "itself", "[CLS]", "[SEP]", "punctuation")
 MEASURES = (*SHARES, "[SEP] to [SEP]", "others to [SEP]", "A to B", "B to A", "entropy", "entropy of [CLS]")
 GRADIENTS = ("gradient to [SEP]", "gradient to punctuation", "gradient to others")
 IMPORTANCE = "importance"
-"""How much a text's masked-LM loss changes with a gate on the head's output (Michel et al. 2019)."""
+"""Mean absolute change of a text's masked-LM loss with a gate on the head's output (Michel et al. 2019)."""
 WITH_MASKED_LM = (*GRADIENTS, IMPORTANCE)
 PUNCTUATION = frozenset(".,")
-"""The paper's "punctuation" is periods and commas."""
+"""Periods and commas, which are the paper's "punctuation"."""
 SMOOTHING = 1e-4
-"""Of entropies, as published: .9999 a + .0001 / n."""
+"""Weight of the uniform distribution in entropies, as published: .9999 a + .0001 / n."""
 GRADIENT_BATCH_TOKENS = 1024
-"""For gradients all layers of a batch are kept at once."""
+"""Tokens of a batch for gradients, which keep all layers in memory at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """The measures of every head [L, H]; one that the texts do not have (pairs) or the model (a masked-LM
-    head) is not a number."""
+    """The measures of every head [L, H].
+
+    A measure is NaN if it needs pairs and the texts have none, or if the model lacks a masked-LM head."""
 
     measures: dict[str, PerHead]
     texts: int
@@ -74,7 +75,7 @@ class _Sums:
 
 
 def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed: int) -> Surface:
-    """The surface measures of every head over these texts, each cut to the longest length."""
+    """Return the surface measures of every head over these texts, each truncated to `longest` tokens."""
     surface = measure_attention(bert, texts, longest=longest)
     shape, sums = surface.measures["entropy"].shape, _Sums()
     if "mlm" in bert.heads:
@@ -86,7 +87,7 @@ def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed:
 
 
 def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> Surface:
-    """The same without gradients."""
+    """Return the surface measures of every head over these texts that need no gradients."""
     encoded = shortened(bert, texts, longest)
     config = with_heads(bert.model.network.config)
     kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
@@ -109,18 +110,18 @@ def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -
 
 
 def shortened(bert: Bert, texts: Sequence[TextInput], longest: int) -> list[Encoded]:
-    """The tokens of texts, cut to this length or to the model's, whichever is shorter."""
+    """Return the tokens of texts, truncated to `longest` or to the model's limit, whichever is shorter."""
     whole = bert.reader.encode(texts, truncate=True)
     return [each if len(each) <= longest else truncate_longest_first(each, longest) for each in whole]
 
 
-# ---- which tokens are meant: columns of kinds [N, C]
+# ---- kinds of tokens: the columns of kinds [N, C]
 
 SEP, CLS, PUNCT, FIRST, SECOND = range(5)
 
 
 def _kinds_of(bert: Bert, encoded: Encoded, text: TextInput) -> Tensor:
-    """Of each token whether it is [SEP], [CLS], punctuation, of the first and of the second text [N, C]."""
+    """Mark each token that is [SEP], [CLS], punctuation, in the first text and in the second [N, C]."""
     whole = text if isinstance(text, str | tuple) else text.text
     parts = (whole,) if isinstance(whole, str) else whole
     kinds = [[0.0] * 5 for _ in encoded.ids]
@@ -136,7 +137,7 @@ def _kinds_of(bert: Bert, encoded: Encoded, text: TextInput) -> Tensor:
 
 
 def _counts(kinds: Sequence[Tensor]) -> dict[str, float]:
-    """How many rows each measure is an average over."""
+    """Return the number of rows that each measure is averaged over."""
     tokens = float(sum(map(len, kinds)))
     of_kind_SC = torch.stack([each.sum(0) for each in kinds]).double()
     paired_S = of_kind_SC[:, SECOND] > 0
@@ -152,14 +153,14 @@ def _counts(kinds: Sequence[Tensor]) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The kinds of all tokens of G texts, and what smooths their attention."""
+    """The kinds of all tokens of G texts, and the smoothing term of their attention."""
 
     kinds_GNC: Tensor
     smoothing_G1NN: Tensor
 
 
 def _measured(prepared: _Prepared, weights_GHNN: Tensor) -> Tensor:
-    """The sums of all measures over the rows of G texts [M, H]."""
+    """Return the sums of all measures over the rows of G texts [M, H]."""
     kinds_GNC, weights_GHNN = prepared.kinds_GNC, weights_GHNN.float()
     to_kind_GHNC = weights_GHNN @ kinds_GNC[:, None]
     # [G, H, R, C]: from the rows of a kind to the columns of a kind.
@@ -183,9 +184,9 @@ def _measured(prepared: _Prepared, weights_GHNN: Tensor) -> Tensor:
 
 
 def smoothing_term(lengths: Sequence[int], amount: float, device: torch.device) -> Tensor:
-    """What (1 - amount) a + amount / n adds to the attention of texts of n tokens [G, 1, N, N].
+    """Return the term amount / n that smooths the attention of texts of n tokens [G, 1, N, N].
 
-    To filler it adds 1, of which an entropy is 0.
+    For padding the term is 1, so that its entropy is 0.
     """
     lengths_G = moved_to_device(torch.tensor(lengths), device)
     token_GN = torch.arange(max(lengths), device=device) < lengths_G[:, None]
@@ -194,7 +195,7 @@ def smoothing_term(lengths: Sequence[int], amount: float, device: torch.device) 
 
 
 def entropies(smooth_GHNN: Tensor) -> Tensor:
-    """The entropy of what each token attends to, in nats [G, H, N]."""
+    """Return the entropy of each token's attention, in nats [G, H, N]."""
     return -(smooth_GHNN * smooth_GHNN.log()).sum(-1)
 
 
@@ -204,7 +205,7 @@ def entropies(smooth_GHNN: Tensor) -> Tensor:
 def _add_gradients(
     bert: Bert, encoded: Sequence[Encoded], kinds: Sequence[Tensor], sums: _Sums, seed: int
 ) -> None:
-    """Add how much the masked-LM loss of a text changes with one attention weight, in absolute size."""
+    """Add the absolute gradients of a text's masked-LM loss by attention weights, and head importance."""
     masker = token_masker(bert)
     with progress_bar("gradients", len(encoded)) as advance:
         for numbers, _ in Sequences.of(encoded).batches(GRADIENT_BATCH_TOKENS):
@@ -221,7 +222,7 @@ def _add_gradients(
 
 
 def _importance_sums(gates: ImportanceGates) -> PerHead:
-    """What the gates of every layer's heads collected [L, H]; layers that share a block share its gates."""
+    """Return the sums of the heads' gates by layer [L, H]; layers that share a block share its gates."""
     found = [heads_H for heads_H, _ in gates.sums]
     order = with_attention(gates.network.encoder).order
     return torch.stack([found[block] for block in order]).numpy()
@@ -234,7 +235,7 @@ def _gradient_sums(
     kinds: Sequence[Tensor],
     gates: ImportanceGates,
 ) -> tuple[PerHead, PerHead]:
-    """Sums of absolute gradients to [SEP], punctuation and others [L, H, 3], and how many they are [3]."""
+    """Return sums of absolute gradients to [SEP], punctuation and others [L, H, 3], and their counts [3]."""
     batch, rows_P, wanted_P, weights_P = _masked_batch(texts, masks)
     network, device = bert.model.network, bert.engine.device
     config = with_heads(network.config)
@@ -263,7 +264,7 @@ def _gradient_sums(
 
 
 def _key_kinds(kinds_NC: Tensor) -> Tensor:
-    """Of each token whether it is [SEP], punctuation or neither [N, 3]."""
+    """Mark each token that is [SEP], punctuation or neither [N, 3]."""
     named = kinds_NC[:, [SEP, PUNCT]]
     return torch.cat([named, 1 - named.sum(1, keepdim=True)], 1)
 
@@ -271,7 +272,7 @@ def _key_kinds(kinds_NC: Tensor) -> Tensor:
 def _masked_batch(
     texts: Sequence[Encoded], masks: Sequence[dict[int, int]]
 ) -> tuple[PackedBatch, Tensor, Tensor, Tensor]:
-    """The texts as masking shows them; rows and ids of what is to be predicted, and each one's weight.
+    """Return the masked texts, and the rows, ids and loss weights of the tokens to predict.
 
     A text's loss is the mean over its predicted tokens.
     """

@@ -12,11 +12,11 @@ from bertsmith.insight.surface import GRADIENTS, MEASURES, SHARES, WITH_MASKED_L
 NO_FRACTIONS = ("entropy", *WITH_MASKED_LM)
 BY_LAYER = (*SHARES, "A to B", "B to A", *NO_FRACTIONS)
 UNITS = {"entropy": (1, "nats"), "entropy of [CLS]": (1, "nats")}
-UNITS |= dict.fromkeys(WITH_MASKED_LM, (1000, "× 10⁻³"))  # small beside a fraction
+UNITS |= dict.fromkeys(WITH_MASKED_LM, (1000, "× 10⁻³"))  # small compared with a fraction
 
 
 def surface_report(surface: Surface, untrained: Sequence[Surface], *, model: str) -> Report:
-    """What the study found, beside what it finds in untrained networks."""
+    """Report the surface measures, compared with untrained networks."""
     known = [name for name in (*MEASURES, *WITH_MASKED_LM) if not np.isnan(surface.measures[name]).all()]
     grids = {name: surface.measures[name] for name in known}
     title = f"{model}: what heads attend to, {surface.texts:,} texts of {surface.tokens:,} tokens"
@@ -75,7 +75,7 @@ def _by_layer(surface: Surface, untrained: Sequence[Surface], known: Sequence[st
         row(f"layer {layer + 1}", surface.measures, slice(layer, layer + 1))
     means = {name: np.mean([each.measures[name] for each in untrained], axis=0) for name in names}
     row("untrained", means, slice(None))
-    # A gradient is small beside a fraction: a thousand of it shows its digits.
+    # A gradient is small compared with a fraction: times 1000, its digits show.
     shown = [f"1000 x {name}" if name in GRADIENTS else name for name in names]
     scale = [1000.0 if name in GRADIENTS else 1.0 for name in names]
     scaled = [(first, *(float(v) * s for v, s in zip(rest, scale, strict=True))) for first, *rest in rows]

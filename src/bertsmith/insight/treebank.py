@@ -15,21 +15,21 @@ MEND = "mend the line: columns 7 and 8 of CoNLL-U are the head's number and the 
 
 @dataclass(frozen=True, slots=True)
 class ParsedSentence:
-    """A sentence with its tree: the four run in parallel."""
+    """A sentence with its tree: four parallel tuples, one entry per word."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
     heads: tuple[int, ...]
-    """Which word each depends on, counted from 0; -1 for the root."""
+    """Index of the word that each word depends on; -1 for the root."""
     relations: tuple[str, ...]
 
     def depths(self) -> list[int]:
-        """How many steps each word is from the root, which has 0."""
+        """Return the number of steps from each word to the root, which has 0."""
         return _depths(self.heads)
 
 
 def read_treebank(path: Path) -> list[ParsedSentence]:
-    """All sentences of a CoNLL-U file."""
+    """Read all sentences of a CoNLL-U file."""
     found = [parsed(sentence) for sentence in conllu_sentences(path)]
     if not found:
         raise UserError("holds no sentence", where=str(path), remedy="give a treebank in CoNLL-U")
@@ -37,7 +37,7 @@ def read_treebank(path: Path) -> list[ParsedSentence]:
 
 
 def parsed(sentence: ConlluSentence) -> ParsedSentence:
-    """A sentence with its tree."""
+    """Parse the tree of a CoNLL-U sentence."""
     words = sentence.words
     heads = tuple(
         _head(cells, len(words), where) for cells, where in zip(words, sentence.wheres, strict=True)
@@ -56,7 +56,7 @@ def _head(cells: Sequence[str], words: int, where: str) -> int:
 
 
 def _depths(heads: Sequence[int]) -> list[int]:
-    """Return the number of steps from each word to the root, or [] if the heads go round in a circle."""
+    """Return the number of steps from each word to the root, or [] if the heads form a cycle."""
     found = [0 if head == ROOT else _UNSEEN for head in heads]
     for word in range(len(heads)):
         path = []

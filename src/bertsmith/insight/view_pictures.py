@@ -1,4 +1,4 @@
-"""The views of attention and senses as pictures: all heads, arcs over the sentence, flow, and maps of a word.
+"""Pictures of attention and word senses: all heads, arcs over the sentence, flow, and maps of a word.
 
 Shapes: L layers, H heads, N tokens, C cells of a small map, P points.
 """
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 Weights = NDArray[np.float64]
 MOST_TOKENS = 64
-"""Beyond, neither arcs nor lines between layers can be told apart."""
+"""Maximum number of tokens; with more, arcs and lines between layers are indistinguishable."""
 MOST_SENTENCES = 30
 FAINTEST = 0.05
-"""A weight that is drawn."""
+"""Minimum weight that is drawn."""
 RESOLUTION = 110
 
 
 def write_attention_picture(out: Path, bert: Bert, text: TextOrPair, *, title: str) -> int:
-    """Draw one text's attention: arcs of a head, the flow from layer to layer, all heads. How many tokens."""
+    """Draw one text's attention as arcs, flow between layers and all heads. Return the number of tokens."""
     overview = inspect_heads(bert, text)
     tokens = len(overview.tokens)
     if tokens > MOST_TOKENS:
@@ -57,7 +57,7 @@ def write_attention_picture(out: Path, bert: Bert, text: TextOrPair, *, title: s
 
 
 def draw_arcs(axes: "Axes", tokens: Sequence[str], weights_NN: Weights, chosen: int) -> None:
-    """Draw the tokens in a row, and arcs from each to what it reads; those of the chosen one are red."""
+    """Draw the tokens in a row, and arcs from each to the tokens it reads; red for the chosen token."""
     from matplotlib.patches import Arc
 
     for source, target in np.argwhere(weights_NN >= FAINTEST).tolist():
@@ -82,7 +82,7 @@ def draw_arcs(axes: "Axes", tokens: Sequence[str], weights_NN: Weights, chosen: 
 
 
 def draw_flow(axes: "Axes", tokens: Sequence[str], weights_LNN: Weights) -> None:
-    """Draw the tokens once for each layer, and lines from what each reads in the layer to itself after it."""
+    """Draw the tokens before and after each layer, and lines to each from the tokens that it reads."""
     from matplotlib.collections import LineCollection
 
     found_K3 = np.argwhere(weights_LNN >= FAINTEST)
@@ -120,7 +120,7 @@ def _numbers(count: int) -> list[str]:
 
 
 def write_senses_picture(out: Path, bert: Bert, word: str, sentences: Sequence[str], *, title: str) -> int:
-    """Draw a word's vectors in layer 0, in the middle and in the last one. How many sentences have it."""
+    """Draw a word's vectors in the first, middle and last layer. Return the number of sentences with it."""
     found = inspect_senses(bert, word, sentences)
     numbers = sorted({point.sentence for point in found.points})
     if len(numbers) > MOST_SENTENCES:
@@ -142,7 +142,7 @@ def write_senses_picture(out: Path, bert: Bert, word: str, sentences: Sequence[s
 
 
 def draw_senses(figure: "Figure", found: Senses, names: Sequence[str]) -> None:
-    """Draw the points of three layers on one scale, so that those of layer 0 lie in one place."""
+    """Draw the points of three layers on one scale, so that the points of layer 0 coincide."""
     last = len(found.layers) - 1
     shown = sorted({0, last // 2, last})
     planes = {layer: cast("Weights", found.layers[layer].plane.double().numpy()) for layer in shown}

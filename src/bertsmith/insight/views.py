@@ -1,4 +1,4 @@
-"""What the HTML views show: attention over one text, a word's senses, and the words that decided.
+"""Data of the HTML views: attention over one text, a word's senses, and the words that decided.
 
 Shapes: L layers, H heads, N tokens.
 """
@@ -19,10 +19,10 @@ from bertsmith.insight.html_view import packed_bytes, rounded
 
 
 def attention_data(bert: Bert, text: TextOrPair) -> dict[str, Any]:
-    """All heads over one text, each compressed by itself: a page opens those that are looked at."""
+    """Return all heads over one text, each compressed separately, so that a page unpacks only some."""
     weights_LHNN, overview = inspect_attention(bert, text).weights, inspect_heads(bert, text)
     layers, heads, _, _ = weights_LHNN.shape
-    # Bytes of square roots: most weights are small, and what rounding takes away is not seen.
+    # Bytes of square roots: most weights are small, and the rounding is invisible.
     bytes_LHNN = (255 * weights_LHNN.sqrt()).round().to(torch.uint8).numpy()
     moment = overview.moment
     layer, head, token = (0, 0, 0) if moment is None else (moment.layer, moment.head, moment.token)
@@ -40,9 +40,9 @@ def attention_data(bert: Bert, text: TextOrPair) -> dict[str, Any]:
 
 
 def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, Any]:
-    """Where a word stands, and how near its vectors are to each other."""
+    """Return the occurrences of a word, and the positions and similarities of its vectors."""
     found = inspect_senses(bert, word, sentences)
-    kept = sorted({point.sentence for point in found.points})  # the others do not hold the word
+    kept = sorted({point.sentence for point in found.points})  # the others lack the word
     points = [{**asdict(point), "sentence": kept.index(point.sentence)} for point in found.points]
     last = len(found.layers) - 1
     names = {0: "0, the word alone", last: f"{last}, the last"}
@@ -64,7 +64,7 @@ def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, An
 
 
 def words_data(found: Sequence[DecidingWords], *, model: str) -> dict[str, Any]:
-    """The words of each text with their scores, and how far each method can be trusted."""
+    """Return the words of each text with their scores, and the faithfulness of each method."""
     texts = [
         {
             "label": each.label,

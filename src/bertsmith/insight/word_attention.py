@@ -1,10 +1,10 @@
-"""Attention between words, from attention between pieces.
+"""Attention between words, computed from attention between pieces.
 
-Attention to a word is the sum of that to its pieces. Attention from a word is the mean of that from its
-pieces (Clark et al. 2019, section 4.1) or that from its first piece (what the paper's released code does).
+Attention to a word is the sum of the attention to its pieces. Attention from a word is the mean over its
+pieces (Clark et al. 2019, section 4.1) or the attention from its first piece (the paper's released code).
 
-Shapes: G texts, N tokens of the longest of them, H heads, W words of the text that has most, P pieces of all
-words, M numbers of all heads in a row.
+Shapes: G texts, N tokens of the longest text, H heads, W words of the text with most words, P pieces of all
+words, M values of all heads in a row.
 """
 
 from collections.abc import Sequence
@@ -26,14 +26,14 @@ FromPieces = Literal["mean", "first"]
 
 @dataclass(frozen=True, slots=True)
 class EncodedWords:
-    """Words as one text: its tokens, and for each word the rows of its pieces."""
+    """The tokens of a text that is given as words, and for each word the rows of its pieces."""
 
     encoded: Encoded
     pieces: tuple[tuple[int, ...], ...]
 
 
 def encode_words(bert: Bert, sentences: Sequence[Sequence[str]]) -> list[EncodedWords | None]:
-    """The tokens of sentences whose words are given; None for one that is too long for the model."""
+    """Tokenize sentences that are given as words; None for a sentence that is too long for the model."""
     texts = [" ".join(words) for words in sentences]
     found: list[EncodedWords | None] = []
     for words, each in zip(sentences, bert.reader.tokenize(texts), strict=True):
@@ -54,14 +54,14 @@ def _pieces(words: Sequence[str], encoded: Encoded) -> tuple[tuple[int, ...], ..
 
 @dataclass(frozen=True, slots=True)
 class WordMaps:
-    """What turns rows and columns of pieces into those of words."""
+    """Matrices that turn rows and columns of pieces into rows and columns of words."""
 
     rows_GWN: Tensor
     columns_GNW: Tensor
 
     @classmethod
     def of(cls, texts: Sequence[EncodedWords], mode: FromPieces, device: torch.device) -> "WordMaps":
-        """The maps of texts; the last words and tokens of shorter ones are empty."""
+        """Build the maps of texts; shorter texts are padded with empty words and tokens."""
         words_G = np.array([len(text.pieces) for text in texts])
         words, length = int(words_G.max()), max(len(text.encoded) for text in texts)
         pieces = list(chain.from_iterable(text.pieces for text in texts))
@@ -71,7 +71,7 @@ class WordMaps:
         word_P = np.repeat(ranges(np.zeros_like(words_G), words_G), counts)
         nth_P = ranges(np.zeros_like(counts), counts)
         fraction_P = 1 / np.repeat(counts, counts) if mode == "mean" else nth_P == 0
-        # The maps are mostly zeros: a GPU is sent their other places and makes the rest itself.
+        # The maps are mostly zeros: send only the nonzero entries to a GPU.
         in_rows_P = (text_P * words + word_P) * length + piece_P
         in_columns_P = (text_P * length + piece_P) * words + word_P
         places_2P = moved_to_device(torch.from_numpy(np.stack([in_rows_P, in_columns_P])), device)
@@ -83,8 +83,8 @@ class WordMaps:
         )
 
     def words(self, weights_GHNN: Tensor) -> Tensor:
-        """The attention between words [G, H, W, W]; what goes to [CLS] and [SEP] is left out."""
-        # All heads of a text in one product: on a CPU many small products take longer than their numbers.
+        """Return the attention between words [G, H, W, W], without the attention to [CLS] and [SEP]."""
+        # All heads of a text in one product: many small products are slow on a CPU.
         texts, heads, length, _ = weights_GHNN.shape
         to_words_GMW = weights_GHNN.float().flatten(1, 2) @ self.columns_GNW
         beside_GNHW = to_words_GMW.view(texts, heads, length, -1).transpose(1, 2)
@@ -92,7 +92,7 @@ class WordMaps:
         return words_GWM.view(*words_GWM.shape[:2], heads, -1).transpose(1, 2)
 
     def between_words(self, weights_GHNN: Tensor) -> Tensor:
-        """The same without what a word attends to itself."""
+        """Return the attention between different words [G, H, W, W]."""
         words_GHWW = self.words(weights_GHNN)
         words_GHWW.diagonal(0, 2, 3).zero_()
         return words_GHWW

@@ -1,15 +1,15 @@
 """TensorFlow 1 checkpoint bundles (`X.index` and `X.data-0000N-of-0000M`), read without TensorFlow.
 
-The index is a LevelDB table: blocks of prefix-compressed records, each block with its checksum, and a footer
-that says where the block of blocks stands. The record "" is the header; every other one says where the bytes
-of a variable lie in the data files. Nothing in a file is trusted: what a length, an offset or a count claims
-is checked against the bytes that are there before anything is allocated for it.
+The index is a LevelDB table: blocks of prefix-compressed records, each with a checksum, and a footer with the
+location of the block index. The record "" is the header; every other record locates the bytes of a variable
+in the data files. The file is not trusted: every length, offset and count is checked against the bytes that
+are there before anything is allocated for it.
 
-Its checksums are CRC-32C (Castagnoli), computed here for large buffers in plain numpy. A checksum is the
+The checksums are CRC-32C (Castagnoli), computed here for large buffers in plain numpy. A checksum is the
 remainder of the message divided by a polynomial P over the field of two elements, where squaring is linear:
-P(x)^(2^k) = P(x^(2^k)). So the pattern of P still divides when each of its bits stands for a whole row of 2^k
-message bits, and a long message is divided with XORs of rows, ever shorter ones, until some dozens of bytes
-are left for the usual table. Nothing here needs the machine's own CRC instruction.
+P(x)^(2^k) = P(x^(2^k)). So the pattern of P still divides if each of its bits means a whole row of 2^k
+message bits. A long message is divided with XORs of rows, which get ever shorter, until some dozens of bytes
+are left for the usual table. The CPU's own CRC instruction is not needed.
 """
 
 import math
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from bertsmith.core.errors import UserError
 
 _REFLECTED_POLYNOMIAL = 0x82F63B78
-# Bit i of the reflected polynomial is the term x^(31 - i); a row lands i + 1 rows after itself for each term.
+# Bit i of the reflected polynomial is the term x^(31 - i): a row is added to the row i + 1 further on.
 _DISTANCES = tuple(bit + 1 for bit in range(32) if _REFLECTED_POLYNOMIAL >> bit & 1)
-_ROWS_AT_ONCE = _DISTANCES[0]  # rows nearer than the shortest distance do not touch one another
+_ROWS_AT_ONCE = _DISTANCES[0]  # rows nearer than the shortest distance do not affect each other
 _REMAINDER_ROWS = 32
 _CHUNK_ROWS = 3 * _REMAINDER_ROWS
 _MAX_ROW_BYTES = 8192  # bytes; 32 + 96 such rows fill one MiB, the second-level cache of most cores
@@ -53,10 +53,10 @@ _REMEDY = "download the checkpoint again, with all its .index and .data files"
 
 
 def crc32c(data: bytes | NDArray[Any]) -> int:
-    """The CRC-32C of the bytes of a buffer."""
+    """Return the CRC-32C of the bytes of a buffer."""
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
-    # The widest row, a power of two, of which a message this long fills a first chunk: the wider a row, the
-    # fewer calls of numpy, which are what a short one costs.
+    # The widest row, a power of two, with which this message fills a first chunk: wide rows mean few numpy
+    # calls, which dominate the time of short ones.
     fitting = raw.size // (_REMAINDER_ROWS + _CHUNK_ROWS)
     width = min(_MAX_ROW_BYTES, 1 << fitting.bit_length() >> 1)
     if width < _MIN_ROW_BYTES:
@@ -69,16 +69,16 @@ def crc32c(data: bytes | NDArray[Any]) -> int:
 
 
 def masked(crc: int) -> int:
-    """The checksum as TensorFlow and LevelDB store it: rotated and shifted, so that it is no CRC of a CRC."""
+    """Return a checksum as LevelDB and TensorFlow store it: rotated and shifted, to avoid CRCs of CRCs."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def _fold_chunks(raw: NDArray[np.uint8], width: int) -> NDArray[np.uint32]:
-    """The 32 rows that have the same remainder as the whole message."""
+    """Return the 32 rows with the same remainder as the whole message."""
     rows = np.zeros((_REMAINDER_ROWS + _CHUNK_ROWS, width // 4), np.uint32)
     every_byte = rows.reshape(-1).view(np.uint8)
     chunk = every_byte[_REMAINDER_ROWS * width :]
-    # Zeros in front of a message leave its remainder alone, so the odd piece goes first, to the buffer's end.
+    # Leading zeros do not change a message's remainder, so the odd piece goes first, to the buffer's end.
     odd = (raw.size - 4) % chunk.size + 4
     every_byte[-odd:] = raw[:odd]
     every_byte[every_byte.size - odd :][:4] ^= 0xFF  # the register starts as ones, not as zeros
@@ -89,9 +89,9 @@ def _fold_chunks(raw: NDArray[np.uint8], width: int) -> NDArray[np.uint32]:
 
 
 def _fold(rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Divide in place: each row but the last 32 is carried into later rows; gives the last 32."""
-    # Several rows in one call: none of them is carried into another of them, for the polynomial's nearest
-    # term is that far away.
+    """Divide in place: carry each row but the last 32 into later rows; return the last 32."""
+    # Several rows per call: none of them is carried into another, as the polynomial's nearest term is that
+    # far away.
     for start in range(0, len(rows) - _REMAINDER_ROWS, _ROWS_AT_ONCE):
         carried = rows[start : start + _ROWS_AT_ONCE]
         for distance in _DISTANCES:
@@ -101,7 +101,7 @@ def _fold(rows: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def _bytewise_table() -> tuple[int, ...]:
-    """The remainder of each byte value."""
+    """Return the remainder of each byte value."""
     table = list(range(256))
     for _ in range(8):
         table = [crc >> 1 ^ _REFLECTED_POLYNOMIAL * (crc & 1) for crc in table]
@@ -112,7 +112,7 @@ _TABLE = _bytewise_table()
 
 
 def _bytewise(data: bytes, crc: int) -> int:
-    """The checksum register after these bytes."""
+    """Return the checksum register after these bytes."""
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
     return crc
@@ -122,7 +122,7 @@ def _bytewise(data: bytes, crc: int) -> int:
 
 
 class _Malformed(Exception):
-    """A file breaks its format, or uses a part unknown here; `_errors_name` adds which file it is."""
+    """A file that breaks its format, or uses an unknown part of it; `_errors_name` adds the file's name."""
 
     def __init__(self, what: str, remedy: str = _REMEDY) -> None:
         self.remedy = remedy
@@ -131,7 +131,7 @@ class _Malformed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Where and how one variable is stored."""
+    """Location and format of one variable."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -143,7 +143,7 @@ class _Entry:
 
 
 class Bundle:
-    """The named arrays of a checkpoint; each is read and checked when it is asked for."""
+    """The named arrays of a checkpoint; each is read and checked when it is needed."""
 
     def __init__(self, prefix: Path) -> None:
         self._prefix = prefix
@@ -153,21 +153,22 @@ class Bundle:
                 raise _Malformed("is too large for a checkpoint index")
             records = _table(self._index.read_bytes())
             self._shards = _shard_count(records)
-            # The header has the empty name; keys that start with a zero byte are pieces of partitioned ones.
+            # The header has the empty name; keys that start with a zero byte are pieces of partitioned
+            # variables.
             names = [key for key in records if key != b"" and not key.startswith(b"\0")]
             self._entries = {_name(key): _entry(key, records[key]) for key in names}
             _check_apart(self._entries)
 
     def names(self) -> tuple[str, ...]:
-        """The names of all variables, sorted."""
+        """Return the names of all variables, sorted."""
         return tuple(self._entries)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a variable."""
+        """Return the shape of a variable."""
         return self._find(name).shape
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """The values of a variable, its checksum verified; bfloat16 comes as float32."""
+        """Return the values of a variable after checking its checksum; bfloat16 becomes float32."""
         entry = self._find(name)
         with _errors_name(self._index):
             _check_readable(name, entry, self._shards)
@@ -191,7 +192,7 @@ class Bundle:
 
 @contextmanager
 def _errors_name(file: Path) -> Iterator[None]:
-    """Inside, whatever goes wrong is reported as an error of this file, with what to do about it."""
+    """Turn errors inside into errors about this file, with a remedy."""
     try:
         yield
     except _Malformed as error:
@@ -204,7 +205,7 @@ def _errors_name(file: Path) -> Iterator[None]:
 
 
 def _shard_count(records: dict[bytes, bytes]) -> int:
-    """The number of data files, from a header this reader understands."""
+    """Return the number of data files, from a header that this reader understands."""
     if b"" not in records:
         raise _Malformed("is no TensorFlow checkpoint index: it has no header")
     # BundleHeaderProto: 1 is num_shards, 2 the byte order, 3 a VersionDef whose field 2 is min_consumer.
@@ -221,7 +222,7 @@ def _shard_count(records: dict[bytes, bytes]) -> int:
 
 
 def _check_apart(entries: Mapping[str, _Entry]) -> None:
-    """Stop where variables lie over the same bytes: a small file could name thousands of large ones."""
+    """Reject variables that share bytes: a small file could name thousands of large ones."""
     filled = {name: entry for name, entry in entries.items() if entry.size > 0}
     by_place = sorted(filled, key=lambda name: (filled[name].shard, filled[name].offset))
     for name, other in pairwise(by_place):
@@ -238,13 +239,13 @@ def _name(key: bytes) -> str:
 
 
 def _entry(key: bytes, value: bytes) -> _Entry:
-    """One variable's record, with a shape that can be true."""
+    """Return the record of one variable; reject an impossible shape."""
     # BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size, 6 checksum, 7 slices. A shape repeats its
     # field 2 for each dimension, whose field 1 is the size.
     message = _Message(value)
     dimensions = [dimension for shape in message.messages(2) for dimension in shape.messages(2)]
     shape = tuple(dimension.integer(1) for dimension in dimensions[: _MAX_DIMENSIONS + 1])
-    # A zero among the dimensions must not hide that another is absurd: numpy would still overflow.
+    # A zero among the dimensions must not hide an absurd one: numpy would still overflow.
     elements = math.prod(max(size, 1) for size in shape)
     if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0 or elements > _MAX_ELEMENTS:
         raise _Malformed(f"gives the variable {_name(key)!r} an impossible shape")
@@ -253,7 +254,7 @@ def _entry(key: bytes, value: bytes) -> _Entry:
 
 
 def _check_readable(name: str, entry: _Entry, shards: int) -> None:
-    """Reject what this reader cannot read, and entries that contradict themselves."""
+    """Reject data that this reader cannot read, and entries that contradict themselves."""
     if entry.slices:
         raise _Malformed(
             f"stores {name!r} in slices, as a partitioned variable", "save it without a partitioner"
@@ -273,13 +274,13 @@ def _check_readable(name: str, entry: _Entry, shards: int) -> None:
 
 
 def _table(table: bytes) -> dict[bytes, bytes]:
-    """All records of a LevelDB table."""
+    """Return all records of a LevelDB table."""
     footer = table[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise _Malformed(
             "is no TensorFlow checkpoint index, or is truncated: its last bytes are not the footer's"
         )
-    # The footer holds two handles of two numbers: of the meta block, unused, and of the block of blocks.
+    # The footer contains two handles of two numbers each: the unused meta block, and the block index.
     _, at = _varint(footer, 0)
     _, at = _varint(footer, at)
     records: dict[bytes, bytes] = {}
@@ -287,7 +288,7 @@ def _table(table: bytes) -> dict[bytes, bytes]:
     end = 0
     for _, handle in _records(_block(table, footer[at:])):
         offset, behind = _varint(handle, 0)
-        if offset < end:  # else a large block without a record, named again and again, would take hours
+        if offset < end:  # otherwise a large block without records, named again and again, would take hours
             raise _Malformed("is damaged: its blocks are not one behind the other")
         end = offset + _varint(handle, behind)[0]
         for key, value in _records(_block(table, handle)):
@@ -300,7 +301,7 @@ def _table(table: bytes) -> dict[bytes, bytes]:
 
 
 def _block(table: bytes, handle: bytes) -> bytes:
-    """The content of the block at a handle (offset, size), checked and decompressed."""
+    """Return the content of the block at a handle (offset, size), checked and decompressed."""
     offset, at = _varint(handle, 0)
     size, _ = _varint(handle, at)
     content, compression, checksum = (
@@ -318,7 +319,7 @@ def _block(table: bytes, handle: bytes) -> bytes:
 
 
 def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """The records of a block; a key is stored as how much it shares with the key before it, and the rest."""
+    """Yield the records of a block; a key is the length shared with the key before it, and the rest."""
     restarts = int.from_bytes(_take(block, len(block) - 4, 4), "little")
     content = _take(block, 0, len(block) - 4 - 4 * restarts)
     key, at = b"", 0
@@ -337,14 +338,14 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _take(data: bytes, start: int, size: int) -> bytes:
-    """Exactly these bytes; a slice would quietly give fewer."""
+    """Return exactly these bytes; a slice would silently return fewer."""
     if start < 0 or size < 0 or start + size > len(data):
         raise _Malformed("is damaged: something in it reaches past its end")
     return data[start : start + size]
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number that starts here, seven bits to a byte, and where the next thing starts."""
+    """Return the number that starts here, seven bits per byte, and the offset after it."""
     value = 0
     for position in range(10):
         byte = _take(data, at + position, 1)[0]
@@ -355,7 +356,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 class _Message:
-    """A protobuf message as its fields by number; absent fields read as zero or empty."""
+    """The fields of a protobuf message by number; absent fields are zero or empty."""
 
     def __init__(self, raw: bytes) -> None:
         self._fields: dict[int, list[int | bytes]] = {}
@@ -369,7 +370,7 @@ class _Message:
             elif wire_type == 2:
                 size, at = _varint(raw, at)
                 value, at = _take(raw, at, size), at + size
-            elif wire_type in (1, 5):  # fixed64 and fixed32: checksums are the latter
+            elif wire_type in (1, 5):  # fixed64 and fixed32: checksums are fixed32
                 size = 8 if wire_type == 1 else 4
                 value, at = int.from_bytes(_take(raw, at, size), "little"), at + size
             else:
@@ -377,14 +378,14 @@ class _Message:
             self._fields.setdefault(number, []).append(value)
 
     def integer(self, field: int) -> int:
-        """A number; varints are read as the two's complement of int64."""
+        """Return a number; varints are read as the two's complement of int64."""
         value = self._fields.get(field, [0])[-1]
         if isinstance(value, bytes):
             raise _Malformed("is damaged: a number was expected where there is text")
         return value - (1 << 64) if value >> 63 else value
 
     def messages(self, field: int) -> list["_Message"]:
-        """The messages inside a repeated field."""
+        """Return the messages of a repeated field."""
         values = self._fields.get(field, [])
         if not all(isinstance(value, bytes) for value in values):
             raise _Malformed("is damaged: a message was expected where there is a number")
@@ -392,20 +393,20 @@ class _Message:
 
 
 def _decompress_snappy(data: bytes) -> bytes:
-    """The content of a block that TensorFlow wrote with snappy compression."""
+    """Return the content of a block that TensorFlow compressed with snappy."""
     length, at = _varint(data, 0)
     content = bytearray()
-    # A claimed length is no reason to go on: a few bytes can ask for copies without end.
+    # Do not trust the claimed length: a few bytes can demand copies without end.
     while at < len(data) and len(content) <= min(length, _MAX_INDEX_BYTES):
         tag, at = data[at], at + 1
-        if tag & 3 == 0:  # literal bytes; lengths over 60 stand in one to four bytes of their own
+        if tag & 3 == 0:  # literal bytes; lengths over 60 are stored in one to four further bytes
             short = tag >> 2
             extra = max(short - 59, 0)
             size = 1 + (int.from_bytes(_take(data, at, extra), "little") if extra else short)
             content += _take(data, at + extra, size)
             at += extra + size
             continue
-        if tag & 3 == 1:  # a short copy: three bits of size, eleven of how far back
+        if tag & 3 == 1:  # a short copy: three bits of size, eleven of offset
             size, offset, at = 4 + (tag >> 2 & 7), tag >> 5 << 8 | _take(data, at, 1)[0], at + 1
         else:
             width = 2 if tag & 3 == 2 else 4

@@ -1,4 +1,4 @@
-"""Export to ONNX: a folder that onnxruntime, OpenVINO and optimum open, or the file alone."""
+"""Export to ONNX: a folder that onnxruntime, OpenVINO and optimum open, or a single file."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "fp16", "int8")
 MODEL_FILE = "model.onnx"
 MAX_BYTES = 1_900_000_000
-"""Of one file: protobuf ends at 2 GB, and larger weights stand in a file beside it."""
+"""Maximum bytes of a single file: protobuf is limited to 2 GB, and larger weights need a second file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What was written."""
+    """Result of an export."""
 
     file: Path
     precision: str
@@ -33,13 +33,13 @@ class Exported:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     notes: tuple[str, ...]
-    """What the user should know of it."""
+    """Facts about the export that the user should know."""
 
 
 def export_onnx(
     model: Path, out: Path, *, precision: str | None = None, base: Path | None = None
 ) -> Exported:
-    """Write a model as ONNX: into a folder with config.json and tokenizer, or as one file named .onnx."""
+    """Write a model as ONNX: a folder with config.json and tokenizer, or one file with a name in .onnx."""
     try:
         from bertsmith.interchange.onnx_graph import OPSET
         from bertsmith.interchange.onnx_network import onnx_model
@@ -68,7 +68,7 @@ def export_onnx(
 
 
 def _precision(network: Network, asked: str | None, *, where: str) -> str:
-    """The precision to write: that of the folder where none is asked for."""
+    """Return the precision to write, by default the folder's own."""
     if asked is not None and asked not in PRECISIONS:
         raise UserError(f"unknown precision {asked!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     if any(isinstance(each, QuantisedLinear) and bits_of(each.whole) != 8 for each in network.modules()):
@@ -98,7 +98,7 @@ def _notes(network: Network) -> list[str]:
 
 
 def _as_finetuned(network: Network, finetuned: FinetunedTask | None) -> list[str]:
-    """Let a network compute what it was fine-tuned to; what config.json cannot say of that."""
+    """Set up a network as it was fine-tuned; return notes on what config.json cannot express."""
     if finetuned is None:
         return []
     from bertsmith.inference.task_model import leave_pooler_out
@@ -124,7 +124,7 @@ def _write(made: "onnx.ModelProto", file: Path) -> None:
 
 
 def _write_files(bert: Bert, folder: Path) -> None:
-    """What loaders look for beside the model."""
+    """Write the other files that loaders need."""
     write_json(folder / "config.json", published_config(bert.model))
     bert.tokenizer.save(folder)
     bert.model.sentence.write(folder)

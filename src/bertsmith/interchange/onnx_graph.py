@@ -1,4 +1,4 @@
-"""An ONNX graph as it grows: operators by name, weights as they are met, and the parts that networks repeat.
+"""An ONNX graph under construction: operators, weights and the parts that networks repeat.
 
 Shapes: B texts, N tokens of the longest one, D width, I inputs, O outputs.
 """
@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from bertsmith.model.quantised_weights import QuantisedLinear, bits_of
 
 OPSET = 17
-"""The first with a LayerNormalization; newer ones have nothing that is needed, and old runtimes lack them."""
+"""The first version with LayerNormalization; newer ones add nothing needed, and old runtimes lack them."""
 IR_VERSION = 8
-"""The file format that belongs to this opset."""
+"""File format version of this opset."""
 Value = str
-"""The name of what an operator gives, as ONNX has it."""
+"""Name of an operator's output in ONNX."""
 FLOATS = {"fp32": np.float32, "fp16": np.float16}
 ONNX_TYPES = {
     np.float32: TensorProto.FLOAT,
@@ -29,11 +29,11 @@ ONNX_TYPES = {
     np.int64: TensorProto.INT64,
 }
 SIGNED_ZERO = 128
-"""Where the zero of signed 8-bit inputs stands among unsigned ones, which more runtimes multiply fast."""
+"""Zero point of signed 8-bit inputs stored as unsigned ones, which more runtimes multiply fast."""
 
 
 class Graph:
-    """Nodes and weights of a graph; `precision` is that of its real numbers."""
+    """Nodes and weights of a graph with floats of this precision."""
 
     def __init__(self, precision: str) -> None:
         self.float: Any = FLOATS[precision]
@@ -42,53 +42,53 @@ class Graph:
         self._named: dict[tuple[Any, ...], Value] = {}
 
     def op(self, kind: str, *inputs: Value, **attributes: Any) -> Value:
-        """The first output of an operator."""
+        """Add an operator and return its first output."""
         return self.several(kind, *inputs, outputs=1, **attributes)[0]
 
     def several(self, kind: str, *inputs: Value, outputs: int, **attributes: Any) -> list[Value]:
-        """All outputs of an operator."""
+        """Add an operator and return all of its outputs."""
         number = len(self.nodes)
         names = [f"{kind.lower()}_{number}" + (f"_{each}" if each else "") for each in range(outputs)]
         self.nodes.append(helper.make_node(kind, list(inputs), names, **attributes))
         return names
 
     def array(self, values: NDArray[Any]) -> Value:
-        """Numbers that are part of the graph."""
+        """Return numbers as a constant of the graph."""
         name = f"weight_{len(self.weights)}"
         self.weights.append(numpy_helper.from_array(np.array(values, order="C"), name))
         return name
 
     def weight(self, tensor: Tensor) -> Value:
-        """A weight in the graph's precision; one that several layers share is there once."""
+        """Return a weight in the graph's precision; a shared one is stored once."""
         key = ("weight", tensor.data_ptr(), *tensor.shape, *tensor.stride())
         return self.once(key, lambda: self.array(tensor.detach().cpu().numpy().astype(self.float)))
 
     def number(self, value: float) -> Value:
-        """One real number."""
+        """Return one real number."""
         return self.once(("number", value), lambda: self.array(np.array(value, self.float)))
 
     def integers(self, *values: int) -> Value:
-        """A list of whole numbers: a shape, axes, indices."""
+        """Return a list of whole numbers: a shape, axes or indices."""
         return self.once(("integers", *values), lambda: self.array(np.array(values, np.int64)))
 
     def integer(self, value: int) -> Value:
-        """One whole number."""
+        """Return one whole number."""
         return self.once(("integer", value), lambda: self.array(np.array(value, np.int64)))
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Value]) -> Value:
-        """What is made the first time, and found again afterwards."""
+        """Return the value of this key; call `make` only the first time."""
         if key not in self._named:
             self._named[key] = make()
         return self._named[key]
 
     def cast(self, value: Value, to: Any) -> Value:
-        """Other numbers of the same values."""
+        """Return the values as another type."""
         return self.op("Cast", value, to=ONNX_TYPES[to])
 
-    # ---- what networks repeat
+    # ---- parts that networks repeat
 
     def linear(self, linear: nn.Linear, values: Value) -> Value:
-        """The product of a linear layer, in 8 bits where it was calibrated for that."""
+        """Return the product of a linear layer, in 8 bits if it was calibrated for that."""
         if isinstance(linear, QuantisedLinear):
             product = self._quantised_product(linear, values)
         else:
@@ -113,7 +113,7 @@ class Graph:
         return self.op("MatMul", values, weight_IO)
 
     def norm(self, norm: nn.Module, values: Value) -> Value:
-        """A normalisation over the last axis, or nothing."""
+        """Return the values normalised over the last axis, or unchanged without a norm."""
         if isinstance(norm, nn.LayerNorm):
             parts = [self.weight(each) for each in (norm.weight, norm.bias) if each is not None]
             return self.op("LayerNormalization", values, *parts, axis=-1, epsilon=norm.eps)
@@ -125,7 +125,7 @@ class Graph:
         return values
 
     def root_mean_square_norm(self, values: Value, eps: float) -> Value:
-        """Values over the root of their mean square along the last axis, in single precision inside."""
+        """Return values divided by the root of their mean square on the last axis, computed in fp32."""
         exact = values if self.float is np.float32 else self.cast(values, np.float32)
         mean = self.op("ReduceMean", self.op("Mul", exact, exact), axes=[-1], keepdims=1)
         small = self.once(("eps", eps), lambda: self.array(np.array(eps, np.float32)))
@@ -133,11 +133,11 @@ class Graph:
         return scaled if self.float is np.float32 else self.cast(scaled, self.float)
 
     def activation(self, name: str, values: Value) -> Value:
-        """An activation by its name in config.json."""
+        """Return an activation by its name in config.json."""
         return _ACTIVATIONS[name](self, values)
 
     def range(self, ids_BN: Value) -> Value:
-        """0, 1, 2 ... for each token of the longest text [N]."""
+        """Return the indices 0, 1, 2 ... of the tokens of the longest text [N]."""
 
         def make() -> Value:
             length = self.op("Gather", self.op("Shape", ids_BN), self.integer(1))
@@ -146,7 +146,7 @@ class Graph:
         return self.once(("range", ids_BN), make)
 
     def distances(self, ids_BN: Value) -> Value:
-        """How far each query stands behind each key [N, N]."""
+        """Return the index of each query minus that of each key [N, N]."""
 
         def make() -> Value:
             places = self.range(ids_BN)
@@ -192,4 +192,4 @@ _ACTIVATIONS: dict[str, Callable[[Graph, Value], Value]] = {
     "swish": _silu,
     "tanh": lambda graph, values: graph.op("Tanh", values),
 }
-"""Of each name in `model/activations.py`."""
+"""Functions by their names in `model/activations.py`."""

@@ -35,8 +35,8 @@ from bertsmith.model.transformer import (
 )
 
 HIDDEN = {np.float32: -1e9, np.float16: -1e4}
-"""What is added to the score of a token that may not be seen. Finite: a row that sees nothing is padding, and
-nobody reads it, but it must not become NaN."""
+"""Value to add to the score of a hidden token. It is finite: a row without visible tokens is padding and
+unused, but it must not become NaN."""
 OUTPUT_NAMES = {
     "classify": ("logits",),
     "tag": ("logits",),
@@ -48,7 +48,7 @@ OUTPUT_NAMES = {
     "sop": ("sop_logits",),
     "pooler": ("pooler_output",),
 }
-"""As transformers and optimum call the outputs of each head."""
+"""Names of each head's outputs in transformers and optimum."""
 BATCH, SEQUENCE, CHOICES = "batch_size", "sequence_length", "num_choices"
 
 
@@ -62,7 +62,7 @@ class Inputs:
 
 
 def onnx_model(network: Network, precision: str) -> onnx.ModelProto:
-    """The graph of a network in evaluation mode: its encoder, and every head on it."""
+    """Return the graph of a network in evaluation mode: its encoder and all of its heads."""
     graph = Graph(precision)
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if network.config.segments > 1 else [])]
     shape = [BATCH, CHOICES, SEQUENCE] if "choice" in network.heads else [BATCH, SEQUENCE]
@@ -89,7 +89,7 @@ class _NetworkWriter:
     # ---- the encoder
 
     def hidden_states(self) -> Value:
-        """The last states [B, N, D]."""
+        """Return the last states [B, N, D]."""
         encoder = self.network.encoder
         if not isinstance(encoder, Transformer):
             remedy = "take a Transformer, such as a BERT"
@@ -111,7 +111,7 @@ class _NetworkWriter:
         return graph.linear(embeddings.widen, normed) if isinstance(embeddings.widen, nn.Linear) else normed
 
     def _added(self, table: nn.Embedding) -> Value:
-        """The vectors of positions, segments or task types."""
+        """Return the vectors of positions, segments or task types."""
         graph = self.graph
         if isinstance(table, PositionTable):
             places = graph.op("Add", graph.range(self.inputs.ids), graph.integer(table.first))
@@ -169,7 +169,7 @@ class _NetworkWriter:
         return graph.linear(attention.output, joined)
 
     def _scores(self, attention: SelfAttention, query: Value, key: Value) -> Value:
-        """What each token attends to, before the softmax [B, H, N, N]."""
+        """Return the attention scores before the softmax [B, H, N, N]."""
         graph = self.graph
         scores = graph.op("MatMul", query, graph.op("Transpose", key, perm=[0, 1, 3, 2]))
         terms, width = 1, attention.project.out_features // (3 * attention.heads)
@@ -181,7 +181,7 @@ class _NetworkWriter:
         return visible if hidden is None else graph.op("Add", visible, hidden)
 
     def _padding(self) -> Value:
-        """What is added to the scores of padding [B, 1, 1, N]."""
+        """Return the values to add to the scores of padding [B, 1, 1, N]."""
         graph = self.graph
 
         def make() -> Value:
@@ -194,7 +194,7 @@ class _NetworkWriter:
         return graph.once(("padding",), make)
 
     def _out_of_sight(self, rule: AttentionRule) -> Value | None:
-        """What is added to the scores of tokens that a rule hides [N, N]; nothing where it hides none."""
+        """Return the values to add to the scores of tokens that a rule hides [N, N], or None."""
         graph = self.graph
         if not rule.causal and rule.window == EVERYTHING:
             return None
@@ -224,7 +224,7 @@ class _NetworkWriter:
         return graph.op("Concat", *turned, axis=-1)
 
     def _turns(self, theta: float, pairs: int, kind: str) -> Value:
-        """Cosine or sine of each position's angles [N, pairs]; angles in single precision, as published."""
+        """Return cosine or sine of each position's angles [N, pairs]; angles in fp32, as published."""
         graph = self.graph
 
         def make_angles() -> Value:
@@ -242,7 +242,7 @@ class _NetworkWriter:
     def _with_positions(
         self, attention: DisentangledAttention, query: Value, key: Value, scores: Value
     ) -> Value:
-        """Scores with content to position and position to content added."""
+        """Return the scores plus those of content to position and of position to content."""
         graph = self.graph
         query_HSK, key_HSK, _ = attention.projected(attention.relative())
         buckets = self._buckets(attention, scores)
@@ -254,12 +254,13 @@ class _NetworkWriter:
         return graph.op("Add", scores, graph.op("Transpose", gathered, perm=[0, 1, 3, 2]))
 
     def _buckets(self, attention: DisentangledAttention, scores: Value) -> Value:
-        """The bucket of each query and key, for all texts and heads [B, H, N, N]."""
+        """Return the bucket of each query and key, for all texts and heads [B, H, N, N]."""
         graph, relative = self.graph, attention.relative
 
         def make() -> Value:
             furthest = max(relative.max_distance, self.network.config.positions)
-            # Of a sequence so long the first column has every distance to one side, the first row the other.
+            # In a sequence of this length, the first column has all distances to one side, the first row to
+            # the other.
             buckets_NN = relative.buckets(furthest, torch.device("cpu"))
             table = torch.cat((buckets_NN[0].flip(0), buckets_NN[1:, 0]))
             ends = (graph.integer(1 - furthest), graph.integer(furthest - 1))
@@ -272,7 +273,7 @@ class _NetworkWriter:
     # ---- heads
 
     def outputs(self) -> list[onnx.ValueInfoProto]:
-        """The outputs of each head; of a bare encoder the last states, too."""
+        """Return the outputs of each head; for a bare encoder the last states, too."""
         hidden, heads = self.hidden_states(), self.network.heads
         found: list[onnx.ValueInfoProto] = []
         is_bare = not set(heads) - {"pooler"}
@@ -282,7 +283,7 @@ class _NetworkWriter:
             )
         for name, head in heads.items():
             if name == "pooler" and not is_bare:
-                continue  # other heads stand on it
+                continue  # other heads depend on it
             scores, shape = self._head(name, head, hidden)
             names = OUTPUT_NAMES[name]
             if len(names) == 1:
@@ -322,7 +323,7 @@ class _NetworkWriter:
         return scores, [BATCH, SEQUENCE, outputs] if head.reads == "tokens" else [BATCH, outputs]
 
     def _decoder(self, head: MaskedLanguageHead) -> Value:
-        """The word table, or the head's own, turned [D, V]."""
+        """Return the transposed word table, or the head's own [D, V]."""
         words = self.network.encoder.words
         if head.decoder is not None or not isinstance(words, QuantisedEmbedding):
             table = words.weight if head.decoder is None else head.decoder
@@ -342,7 +343,7 @@ class _NetworkWriter:
         return self.graph.op("Tanh", self.graph.linear(pooler.dense, self._sentence(hidden)))
 
     def _sentence(self, hidden: Value) -> Value:
-        """What stands for a text [B, D]: its first row, its last one, or the mean of its rows."""
+        """Return the vector of each text [B, D]: its first row, its last one, or the mean of its rows."""
         graph = self.graph
         kind = self.network.encoder.sentence
         if kind == "first":
@@ -358,7 +359,7 @@ class _NetworkWriter:
         return graph.op("Squeeze", rows, graph.integers(1))
 
     def _output(self, name: str, value: Value, shape: list[str | int]) -> onnx.ValueInfoProto:
-        """An output in single precision, which every caller takes."""
+        """Return an output in single precision, which every caller accepts."""
         graph = self.graph
         if graph.float is np.float32:
             graph.nodes.append(helper.make_node("Identity", [value], [name]))

@@ -1,4 +1,4 @@
-"""BERT and ALBERT checkpoints of TensorFlow 1, under the names Hugging Face gives their parts."""
+"""BERT and ALBERT checkpoints of TensorFlow 1, with Hugging Face's names for their tensors."""
 
 import re
 from dataclasses import dataclass
@@ -22,11 +22,11 @@ Gelu = Literal["published", "erf", "tanh"]
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A published checkpoint: a Hugging Face config, float32 tensors, and the variables not among them."""
+    """A published checkpoint: a Hugging Face config, float32 tensors, and the names of unused variables."""
 
     config: dict[str, Any]
     config_file: Path
-    """The published config that it comes from."""
+    """The published config that `config` is based on."""
     tensors: dict[str, Tensor]
     vocabulary: Path | None
     skipped: tuple[str, ...]
@@ -35,7 +35,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What an import wrote, and the variables it did not."""
+    """Result of an import, with the variables that it left out."""
 
     out: Path
     architecture: str
@@ -46,7 +46,7 @@ class ImportReport:
 
 
 def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> ImportReport:
-    """Turn a TensorFlow 1 checkpoint into a model folder, with its tokenizer where one came along."""
+    """Convert a TensorFlow 1 checkpoint into a model folder, with its tokenizer if there is one."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError("is there already", where=str(out), remedy="name a new folder to write to")
     checkpoint = read_checkpoint(source, gelu=gelu)
@@ -73,12 +73,12 @@ def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> I
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What tells BERT, ALBERT and what lies between them apart."""
+    """The differences between BERT, ALBERT and the models between them."""
 
     names: dict[str, str]  # pattern of a TensorFlow variable -> the Hugging Face tensor it becomes
     architectures: dict[str, tuple[str, ...]]  # class -> the tensors that show it, richest class first
-    defaults: dict[str, Any]  # what Google's code takes for a key its config leaves out
-    constants: dict[str, Any]  # what Google's code has fixed and Hugging Face asks for
+    defaults: dict[str, Any]  # Google's defaults for keys that a config leaves out
+    constants: dict[str, Any]  # fixed in Google's code, but required by Hugging Face
     published_gelu: str
 
 
@@ -187,7 +187,7 @@ _ALBERT = _Family(
 )
 
 # BERT with ALBERT's narrow embeddings (SimBERT's small sizes and others): no two layers share a weight, so it
-# is an ALBERT of as many groups as layers. A next-sentence head is left out: ALBERT's predicts the order.
+# is an ALBERT with as many groups as layers. A next-sentence head is left out: ALBERT's predicts the order.
 _FACTORISED_BERT = _Family(
     names={
         _EMBEDDINGS: r"albert.embeddings.\1.weight",
@@ -222,7 +222,7 @@ _VOCABULARIES = ("vocab.txt", "vocab_chinese.txt", "30k-clean.model", "30k-clean
 _HF_GELU = {"erf": "gelu", "tanh": "gelu_new"}
 _HF_LEAVES = {"kernel": "weight", "weights": "weight", "gamma": "weight", "beta": "bias"}
 _MATRICES = ("/kernel", "output_weights", "_embeddings")
-_HUB_SCOPE = "module/"  # checkpoints that were exported from a TensorFlow Hub module have it before each name
+_HUB_SCOPE = "module/"  # prefix of each name in checkpoints that were exported from a TensorFlow Hub module
 _TRAINING_STATE = re.compile(
     r"(^|/)(adam_[mv]|lamb_[mv]|(Adam|AdamWeightDecayOptimizer|LAMB|LAMBOptimizer)(_[0-9]+)?"
     r"|beta[12]_power(_[0-9]+)?|global_step|current_loss_scale|good_steps)($|/)"
@@ -230,15 +230,15 @@ _TRAINING_STATE = re.compile(
 
 
 def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
-    """The checkpoint in a folder, or at a prefix such as FOLDER/bert_model.ckpt.
+    """Read the checkpoint in a folder, or at a prefix such as FOLDER/bert_model.ckpt.
 
     Google's code calls two functions "gelu": the erf form until February 2019, its tanh approximation since.
-    "published" is the one the released weights were trained with: erf for BERT, tanh for ALBERT.
+    "published" is the one that the released weights were trained with: erf for BERT, tanh for ALBERT.
     """
     prefix = _find_prefix(source)
     config_file, published = _read_config(prefix.parent)
     bundle = Bundle(prefix)
-    # A checkpoint saved while training holds two moments of each weight, under its name with a suffix.
+    # A checkpoint saved in training contains two moments of each weight, with a suffix after its name.
     skipped = tuple(name for name in bundle.names() if _TRAINING_STATE.search(name))
     family = _family_of(bundle)
     variables = _variables(family, sorted(set(bundle.names()) - set(skipped)), prefix)
@@ -255,7 +255,7 @@ def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
 
 
 def _family_of(bundle: Bundle) -> _Family:
-    """Whose names the variables have."""
+    """Return the family with the names of these variables."""
     if any("/group_0/" in name for name in bundle.names()):
         return _ALBERT
     return _FACTORISED_BERT if any(f"/{_WIDENING}/" in name for name in bundle.names()) else _BERT
@@ -265,7 +265,7 @@ def _family_of(bundle: Bundle) -> _Family:
 
 
 def _find_prefix(source: Path) -> Path:
-    """What the names of a checkpoint's files have in common."""
+    """Return the common prefix of the names of a checkpoint's files."""
     candidates = source.glob("[!.]*.index") if source.is_dir() else (source, Path(f"{source}.index"))
     found = sorted(path for path in candidates if path.suffix == ".index" and path.is_file())
     if not found:
@@ -278,7 +278,7 @@ def _find_prefix(source: Path) -> Path:
 
 
 def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
-    """The published config in a folder, and its file."""
+    """Return the published config in a folder, and its file."""
     published = (folder / "bert_config.json", folder / "albert_config.json")
     found = [path for path in published if path.is_file()] or sorted(folder.glob("[!.]*config.json"))
     remedy = "put the checkpoint's own bert_config.json or albert_config.json there, and only that one"
@@ -294,7 +294,7 @@ def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _variables(family: _Family, names: list[str], prefix: Path) -> dict[str, str]:
-    """The TensorFlow variable that becomes each Hugging Face tensor."""
+    """Return the TensorFlow variable for each Hugging Face tensor."""
     variables: dict[str, str] = {}
     for name in names:
         bare = name.removeprefix(_HUB_SCOPE)
@@ -316,7 +316,7 @@ def _variables(family: _Family, names: list[str], prefix: Path) -> dict[str, str
 
 
 def _tensor(bundle: Bundle, name: str, prefix: Path) -> Tensor:
-    """A variable as Hugging Face stores it: TensorFlow's kernels are [in, out], torch's weights [out, in]."""
+    """Return a variable as Hugging Face stores it: kernels [in, out] become weights [out, in]."""
     shape = bundle.shape(name)
     if name.endswith(_MATRICES) and (len(shape) != 2 or 0 in shape):
         remedy = "download the checkpoint again, or save it with Google's BERT code"
@@ -332,14 +332,14 @@ def _tensor(bundle: Bundle, name: str, prefix: Path) -> Tensor:
 def _config(
     family: _Family, published: dict[str, Any], tensors: dict[str, Tensor], gelu: Gelu
 ) -> dict[str, Any]:
-    """The Hugging Face config that says what the published config says."""
+    """Return the Hugging Face config that corresponds to the published one."""
     config = {key: published.get(key, default) for key, default in family.defaults.items()}
     config |= family.constants | {"vocab_size": published["vocab_size"]}
     if family is _FACTORISED_BERT:
         config["num_hidden_groups"] = config["num_hidden_layers"]
     if config["hidden_act"] == "gelu":
         config["hidden_act"] = _HF_GELU[family.published_gelu if gelu == "published" else gelu]
-    # The richest class whose heads the checkpoint has; the bare model, which shows by nothing, comes last.
+    # The richest class with heads that the checkpoint has; the bare model, which needs none, is last.
     fitting = (name for name, shown_by in family.architectures.items() if tensors.keys() >= set(shown_by))
     config["architectures"] = [next(fitting)]
     if "classifier.weight" in tensors:

@@ -1,8 +1,8 @@
-"""The recipe of `pretrain auto`: shape, batch and learning rate by the budget, the text and this machine.
+"""The recipe of `pretrain auto`: shape, batch and learning rate for the budget, the text and this machine.
 
 Each shape with each batch size is a candidate. A candidate trains on as many tokens as the budget allows at
-the measured speed, and the one with the lowest expected loss (`scaling_law.py`) is taken. All other settings
-are those of `speedrun-small` without pairs: pre-norm, rotary positions, Muon, a masking rate of 0.3.
+the measured speed. The candidate with the lowest expected loss (`scaling_law.py`) is chosen. All other
+settings come from `speedrun-small` without pairs: pre-norm, rotary positions, Muon, a masking rate of 0.3.
 """
 
 import time
@@ -39,29 +39,30 @@ SHAPES = (
     (12, 512),
     (12, 768),
 )
-"""Candidates, ordered by the operations of a token. A 2x64 is hardly faster on a CPU, and worse: in 4 minutes
-2.23 bits a character beside 2.12 of a 2x128."""
+"""Layers and width of the candidates, ordered by the operations per token. A 2x64 is hardly faster on a CPU,
+and worse: in 4 minutes it reaches 2.23 bits per character, and a 2x128 2.12."""
 BATCHES = tuple(127 << power for power in range(3, 10))
-"""Tokens of a step: with the filler, a power of two."""
+"""Tokens of a step; with padding, powers of two."""
 ONE_HEAD = (2, 64)
-"""A shape whose one head fits any width."""
+"""Layers and width of a shape with a single head, which fits any width."""
 FITTED_RATE = 0.3
-"""Masking rate of the runs of the law."""
+"""Masking rate of the runs that the law was fitted on."""
 MIN_STEPS = 150
-"""Candidates with fewer steps are taken only where there is no other."""
+"""Minimum steps of a candidate; one with fewer is chosen only if there is no other."""
 MEASURING_SECONDS, MEASURING_FRACTION = 15.0, 0.05
-"""The most seconds of measuring, also as a fraction of a budget in minutes."""
+"""Maximum seconds of measuring, and the maximum fraction of a budget in minutes."""
 OVERHEAD_SECONDS, OVERHEAD_FRACTION = (8.0, 45.0), 0.08
-"""Time of a run without steps: start and end on a CPU, and on a GPU, which compiles; and the fraction for
-evaluations and the building of batches."""
+"""Time that a run spends without steps: seconds for start and end on a CPU and on a GPU, which compiles, and
+the fraction for evaluations and building batches."""
 BYTES_OF_A_WEIGHT = 32
-"""Weights, gradients, moments and a copy to be saved, with as much again for the tensors of a step."""
+"""Bytes per weight for weights, gradients, moments and a copy to save, with as much again for a step's
+tensors."""
 BUDGETS = tuple(10 * 1.25**power for power in range(60))
-"""Seconds for which the best candidate is looked for where the budget is steps or tokens."""
+"""Seconds of steps that are tried to find the best candidate for a budget in steps or tokens."""
 FITTED_TOKENS, FITTED_TEXT = (0.3 * MILLION, 300 * MILLION), MILLION
-"""Tokens of the runs of the law, and the least tokens of text: outside this range no figure is printed."""
+"""Range of tokens in the runs of the law, and minimum tokens of text; outside, no figure is printed."""
 LITTLE = 0.15
-"""Nats below the loss of word frequencies that say nothing of context."""
+"""Nats below the loss of word frequencies; a loss closer to it shows no learning from context."""
 OBJECTIVES: dict[str, tuple[str, ...]] = {
     "masked": ("examples.objective=masked",),
     "replaced": (  # as speedrun-base
@@ -70,54 +71,54 @@ OBJECTIVES: dict[str, tuple[str, ...]] = {
     ),
 }
 REPLACED_RATE = 0.5
-"""The learning rate for replaced tokens, as a multiple of that for masked ones (bench/scaling_runs.jsonl)."""
+"""Learning rate for replaced tokens, as a multiple of the rate for masked ones (bench/scaling_runs.jsonl)."""
 BELOW = ("name=auto", "run.minutes=30.0", "examples.pairs=full-sentences", "examples.single_fraction=0.0")
-"""Settings that differ from speedrun-small's; the user's own stand above them."""
+"""Settings that differ from speedrun-small; the user's settings override them."""
 Options = Sequence[tuple[str, str]]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class AutoRequest:
-    """What `pretrain auto` was asked for."""
+    """Store, output folder and options of a `pretrain auto`."""
 
     load: Callable[[str | Path, Options], Recipe]
-    """Loads a preset or file with options, on which the user's own options and settings stand."""
+    """Function that loads a preset or file with options, which the user's options and settings override."""
     store: Path
     out: Path
     size: str = ""
-    """A key of SIZES, or nothing."""
+    """A key of SIZES, or empty."""
     objective: str = ""
-    """A key of OBJECTIVES, or nothing."""
+    """A key of OBJECTIVES, or empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A shape within the user's settings, and how fast it trains here."""
+    """A shape that agrees with the user's settings, and its training speed on this machine."""
 
     recipe: Recipe
     speed: ShapeSpeed
     batches: tuple[int, ...] = BATCHES
-    """Tokens of a step to choose from."""
+    """Batch sizes to choose from, in tokens of a step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A shape with a batch size, as far as it comes within the budget."""
+    """A shape with a batch size, the size of its run within the budget, and the expected loss."""
 
     shape: Shape
     size: RunSize
     loss: float
-    """Expected, in nats of the text that the law was fitted on."""
+    """Expected loss, in nats of the text that the law was fitted on."""
 
     @property
     def name(self) -> str:
-        """Layers x width."""
+        """Layers x width of the shape."""
         return f"{self.shape.recipe.model.layers} x {self.shape.recipe.model.width}"
 
 
 def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
-    """The recipe for this machine, or the one that the run in the folder began with."""
+    """Choose the recipe for this machine, or load the one that the run in the folder began with."""
     given = [("--objective", line) for line in _entry(OBJECTIVES, request.objective, "--objective")]
     size = _entry(SIZES, request.size, "--size")
     folder = run_folder(request.out)
@@ -149,7 +150,7 @@ def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
 
 
 def _entry(table: Mapping[str, tuple[T, ...]], name: str, option: str) -> tuple[T, ...]:
-    """The entry that an option names; nothing where it was not given."""
+    """Return the entry that an option names; empty if the option was not given."""
     if name and name not in table:
         raise UserError(f"{name!r} is not a valid choice", where=option, remedy=f"give {', '.join(table)}")
     return table[name] if name else ()
@@ -164,7 +165,7 @@ def _shape_options(shape: tuple[int, ...], origin: str = AUTO) -> Options:
 def _with_given_width(
     request: AutoRequest, below: Options, shapes: Sequence[tuple[int, ...]]
 ) -> list[tuple[int, ...]]:
-    """The shapes, with the width that the user's settings name if they name one: the heads follow from it."""
+    """Return the shapes, all with the width that the user's settings give, if any; heads follow from it."""
     tried = [(AUTO, f"model.width={width}") for width in (64, 128)]
     shape = _shape_options(ONE_HEAD)
     widths = {request.load(PARTS, [*below, *shape, each]).model.width for each in tried}
@@ -179,14 +180,14 @@ def _measured_shapes(
     store: TokenStore,
     world: World,
 ) -> list[Shape]:
-    """The shapes that fit into memory, with their speeds."""
+    """Return the shapes that fit into memory, with their speeds."""
     loaded = (request.load(PARTS, [*below, *_shape_options(shape)]) for shape in shapes)
     recipes = list({each.model: each for each in loaded}.values())  # the user's settings may leave fewer
     run = recipes[0].run
     limit = MEASURING_FRACTION * 60 * run.minutes if run.budget == "minutes" else MEASURING_SECONDS
     fitting = [recipe for recipe in recipes if _fits(recipe, store, world)] or recipes[:1]
     measured = fitting
-    if len(fitting) == 1:  # a small shape first, from which the speed follows if this one would take too long
+    if len(fitting) == 1:  # measure a small shape first, to extrapolate from if this one takes too long
         small = _shape_options((ONE_HEAD[0], fitting[0].model.width))
         measured = [request.load(PARTS, [*below, *small]), *fitting]
     limit = min(MEASURING_SECONDS, limit)
@@ -204,7 +205,7 @@ def _fits(recipe: Recipe, store: TokenStore, world: World) -> bool:
 
 
 def choose(shapes: Sequence[Shape], text_tokens: float, *, spent: float = 0.0) -> list[Candidate]:
-    """The best candidate of each shape within the budget, the best of all first; `spent`: seconds of it."""
+    """Return the best candidate of each shape, the best of all first; `spent`: used seconds of the budget."""
     run = shapes[0].recipe.run
     if run.budget == "minutes":
         seconds = 60 * run.minutes
@@ -216,7 +217,7 @@ def choose(shapes: Sequence[Shape], text_tokens: float, *, spent: float = 0.0) -
     def reached(candidate: Candidate) -> float:
         return candidate.size.steps if by_steps else candidate.size.tokens
 
-    # The candidate for which this budget is the best way to spend the time that it takes.
+    # The candidate that is the best one for the time that it takes to spend this budget.
     best = {seconds: _ranked(shapes, text_tokens, seconds)[0] for seconds in BUDGETS}
     seconds = min(BUDGETS, key=lambda each: abs(log(reached(best[each]) / wanted)))
     choice = best[seconds]
@@ -227,7 +228,7 @@ def choose(shapes: Sequence[Shape], text_tokens: float, *, spent: float = 0.0) -
 
 
 def _ranked(shapes: Sequence[Shape], text_tokens: float, seconds: float) -> list[Candidate]:
-    """The best batch size of each shape for so many seconds of steps, the lowest expected loss first."""
+    """Return each shape with its best batch for this many seconds of steps, lowest expected loss first."""
     best = []
     for shape in shapes:
         candidates = []
@@ -239,7 +240,7 @@ def _ranked(shapes: Sequence[Shape], text_tokens: float, seconds: float) -> list
 
 
 def _order(candidate: Candidate) -> tuple[float, float]:
-    """The expected loss; candidates of too few steps come last, the most steps first."""
+    """Sort key: the expected loss; candidates with too few steps are last, the most steps first."""
     return max(0.0, MIN_STEPS - candidate.size.steps), candidate.loss
 
 
@@ -249,7 +250,7 @@ def _candidate(shape: Shape, tokens: float, text_tokens: float, batch: float) ->
 
 
 def _options(choice: Candidate) -> Options:
-    """Shape, batch and learning rate of a candidate."""
+    """Return shape, batch and learning rate of a candidate as options."""
     model = choice.shape.recipe.model
     factor = REPLACED_RATE if choice.shape.recipe.examples.has_generator else 1.0
     rate = MASKED.best_rate(choice.size) * factor
@@ -280,7 +281,7 @@ def lines(candidates: Sequence[Candidate], recipe: Recipe, entropy: float, *, me
 
 
 def _expected(choice: Candidate, recipe: Recipe, entropy: float) -> str:
-    """The masked words that are right at the end, or why nothing is said of them."""
+    """Describe the expected accuracy on masked words and the loss, or the reason why they are not known."""
     size = choice.size
     if recipe.examples.has_generator:
         return "not known: the law is of masked tokens"

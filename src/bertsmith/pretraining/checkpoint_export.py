@@ -1,4 +1,4 @@
-"""Kept checkpoints of a pre-training run as model folders: to compare or combine models of several steps."""
+"""Export a pre-training run's kept checkpoints as model folders, to compare or combine several steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,17 +31,17 @@ from bertsmith.training.run_folder import card_text, facts_block, table_block, u
 
 @dataclass(frozen=True, slots=True)
 class KeptCheckpoint:
-    """A checkpoint that a run kept."""
+    """Progress and metrics of a checkpoint that a run kept."""
 
     step: int
     tokens: int
     seconds: float
     held_out: dict[str, float]
-    """The last held-out evaluation before it."""
+    """Metrics of the last held-out evaluation before the checkpoint."""
 
 
 def kept_checkpoints(run: Path) -> list[KeptCheckpoint]:
-    """The checkpoints of a pre-training run, oldest first."""
+    """Return the checkpoints of a pre-training run, oldest first."""
     states = [saved.state for saved in _states(run).values()]
     return [
         KeptCheckpoint(each.step, each.tokens, each.seconds, each.scalars.get("held_out", {}))
@@ -50,9 +50,9 @@ def kept_checkpoints(run: Path) -> list[KeptCheckpoint]:
 
 
 def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | None = None) -> None:
-    """Write the checkpoints of these steps as model folders; those that were written before stay.
+    """Write the checkpoints of these steps as model folders; keep folders that an earlier call has written.
 
-    What they have in common, config and tokenizer, is that of the finished model, or of the store.
+    Config and tokenizer come from the finished model, or from the recipe and the store.
     """
     states = _states(run)
     for step in targets:
@@ -76,7 +76,7 @@ def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | 
 
 
 def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
-    """True if a folder, which is written whole or not at all, has files of exactly these texts."""
+    """True if a folder, which is written atomically, has files of exactly these texts."""
     files = {folder / name: text for name, text in texts.items()}
     return all(file.is_file() and file.read_bytes() == text.encode() for file, text in files.items())
 
@@ -94,7 +94,7 @@ def _states(run: Path) -> dict[int, SavedState]:
 
 
 def _blank_model(run: Path, store: Path | None) -> tuple[dict[str, Network], Tokenizer]:
-    """Networks, by folder, that the weights of a checkpoint fit into, and the tokenizer of the run."""
+    """Return networks, by folder, to load a checkpoint's weights into, and the tokenizer of the run."""
     folder = run_folder(run)
     if folder.finished:
         has_generator = (folder.model / GENERATOR).is_dir()

@@ -1,9 +1,10 @@
-"""The fixed held-out evaluation: one measure for all recipes, beside a run's own figures.
+"""The fixed held-out evaluation: one measure for all recipes, in addition to a run's own metrics.
 
-A run is evaluated with the masking and the lengths it is trained with, so that its figures say how training
-goes; those of two recipes cannot be compared. Here every run predicts the same tokens of the same held-out
-sequences of at most 128 tokens: 15 % of them, of which 80 % are shown as the mask, 10 % as random tokens and
-10 % as they are. The set follows from the store alone, not from masking, lengths, pairs or seed.
+A run's own evaluation uses the masking and the lengths of its training. It shows how training proceeds, but
+two recipes cannot be compared by it. In the fixed evaluation, every run predicts the same tokens of the same
+held-out sequences of at most 128 tokens. 15 % of the tokens are predicted: 80 % of these are shown as the
+mask, 10 % as random tokens and 10 % unchanged. The set depends only on the store, not on masking, lengths,
+pairs or seed.
 """
 
 from collections.abc import Callable
@@ -24,13 +25,13 @@ from bertsmith.training.trainer import Trainer
 
 LENGTH, PREDICTIONS = 128, 20
 HELD_OUT_FRACTION = 0.005
-"""The documents of the set, whatever larger fraction a recipe holds out: those are held out, too."""
+"""Fraction of the documents in the set; a recipe may hold out more, which include these."""
 GPU_SEQUENCES, CPU_SEQUENCES = 1024, 128
-"""How many sequences it has at most; a CPU takes the first ones of a GPU's."""
+"""Maximum number of sequences; a CPU uses the first of a GPU's sequences."""
 
 
 def fixed_recipe(recipe: Recipe, world: World) -> Recipe:
-    """The recipe of the fixed evaluation for this recipe's model and objective."""
+    """Return the recipe of the fixed evaluation for this recipe's model and objective."""
     stage = Stage(fraction=1.0, length=min(LENGTH, recipe.model.positions), predictions=PREDICTIONS)
     examples = ExamplesSection(
         objective=recipe.examples.objective,
@@ -45,9 +46,9 @@ def fixed_recipe(recipe: Recipe, world: World) -> Recipe:
 def fixed_data(
     store: TokenStore, recipe: Recipe, world: World, *, micro_tokens: int, cache: Path
 ) -> PretrainingDataset:
-    """The held-out data that the fixed set is taken from."""
+    """Return the held-out data that the fixed set is taken from."""
     compared, multiples = fixed_recipe(recipe, world), Multiples()
-    # Its sequences may be longer than any of the run's: without gradients, they fit all the same.
+    # Sequences may be longer than in training; without gradients they still fit into memory.
     longest = compared.examples.stages[0].length + multiples.tokens
     return PretrainingDataset(
         store,
@@ -62,12 +63,12 @@ def fixed_data(
 
 
 def fixed_sequences(world: World) -> int:
-    """How many sequences the set has at most on this machine."""
+    """Return the maximum number of sequences of the set on this machine."""
     return GPU_SEQUENCES if world.device.type == "cuda" else CPU_SEQUENCES
 
 
 def fixed_notes(recipe: Recipe) -> list[str]:
-    """What makes a run's fixed evaluation another one than that of most runs, in words."""
+    """Return notes on settings that make a run's fixed evaluation incomparable with other runs."""
     notes, what = [], "the fixed evaluation cannot be compared with that of other runs"
     if recipe.examples.held_out_fraction < HELD_OUT_FRACTION:
         fraction = f"examples.held_out_fraction = {recipe.examples.held_out_fraction:g}"
@@ -78,9 +79,9 @@ def fixed_notes(recipe: Recipe) -> list[str]:
 
 
 def fixed_set(dataset: PretrainingDataset, world: World) -> HeldOutSet:
-    """The sequences of the fixed evaluation, from a dataset of `fixed_recipe`.
+    """Return the sequences of the fixed evaluation, from a dataset of `fixed_recipe`.
 
-    Its `tokens_per_character` do not count white space, for not every vocabulary keeps it.
+    `tokens_per_character` does not count white space, because some vocabularies drop it.
     """
     found = held_out_set(dataset, 0, world)
     tokenizer = dataset.opened_store.tokenizer()
@@ -98,7 +99,7 @@ def fixed_set(dataset: PretrainingDataset, world: World) -> HeldOutSet:
 def evaluate_fixed(
     trainer: Trainer, fixed: HeldOutSet, *, stopping: Callable[[], bool], max_seconds: float
 ) -> tuple[dict[str, float], HeldOutSet] | None:
-    """The metrics of the fixed evaluation, and what was evaluated, as `evaluate` returns it."""
+    """Return the metrics of the fixed evaluation and the evaluated set, like `evaluate`."""
     evaluated = evaluate(trainer, fixed, stopping=stopping, max_seconds=max_seconds)
     if evaluated is None:
         return None

@@ -1,4 +1,4 @@
-"""How well a network does on documents it is never trained on, and how well mere frequencies would do."""
+"""Evaluation on held-out documents, and the loss of a model that knows only token frequencies."""
 
 import math
 import time
@@ -18,21 +18,21 @@ from bertsmith.training.trainer import Trainer, autocast
 
 @dataclass(frozen=True, slots=True)
 class HeldOutSet:
-    """What a stage is evaluated on: the same sequences every time."""
+    """The sequences that a stage is evaluated on, the same every time."""
 
     batches: StepBatches
-    """This rank's part of them."""
+    """This rank's part of the sequences."""
     totals: Mapping[str, float]
-    """Totals over all ranks that follow from the data alone, for metrics that read them."""
+    """Totals over all ranks that depend only on the data, as input of metrics."""
 
     @property
     def sequences(self) -> int:
-        """The number of sequences over all ranks."""
+        """Number of sequences over all ranks."""
         return int(self.totals["sequences"])
 
 
 def held_out_set(dataset: PretrainingDataset, stage: int, world: World) -> HeldOutSet:
-    """The first held-out step of a stage: it holds all sequences to evaluate (`held_out_recipe`)."""
+    """Return the first held-out step of a stage, which has all sequences to evaluate (`held_out_recipe`)."""
     return _set_of(dataset[StepIndex(stage, 0, 0.0)], world)
 
 
@@ -43,7 +43,7 @@ def _set_of(batches: StepBatches, world: World) -> HeldOutSet:
 
 
 def first_passes(held_out: HeldOutSet, passes: int, world: World) -> HeldOutSet:
-    """The set with only its first forward passes, of which each rank has as many."""
+    """Return the set with only its first forward passes on each rank."""
     micros = held_out.batches.micros[:passes]
     fewer = replace(held_out.batches, micros=micros, counts=counts_of(micros))
     known = _set_of(fewer, world)
@@ -57,10 +57,10 @@ def evaluate(
     stopping: Callable[[], bool] = lambda: False,
     max_seconds: float = math.inf,
 ) -> tuple[dict[str, float], HeldOutSet] | None:
-    """Losses and accuracies on a held-out set over all ranks, without dropout, and what was evaluated.
+    """Return losses and accuracies on a held-out set over all ranks, without dropout, and the evaluated set.
 
-    None where somebody asked to stop meanwhile. Where another forward pass would take longer than allowed,
-    the set ends there: whoever goes on with it compares like with like.
+    Returns None if `stopping` meanwhile. If another forward pass would exceed `max_seconds`, the evaluation
+    ends and the returned set is shorter; later evaluations on that set are comparable.
     """
     world, objective, declared = trainer.world, trainer.objective, pretraining_objective(trainer).declared
     sums = torch.zeros(len(declared.sums), dtype=torch.float64)
@@ -73,7 +73,7 @@ def evaluate(
             for passes, micro in enumerate(micros, start=1):
                 sums += objective(micro.to(world.device), loss_scales)[1].double().cpu()
                 next_ends = (time.monotonic() - started) * (passes + 1) / passes
-                # All ranks break off after the same pass: the main process's clock decides for all.
+                # All ranks end after the same pass, by the clock of the main process.
                 late = world.main and next_ends > max_seconds
                 stopped, ended = world.sum([float(stopping()), float(late)])
                 if stopped:
@@ -89,21 +89,22 @@ def evaluate(
 
 
 def over_all_ranks(totals: Mapping[str, float], world: World) -> dict[str, float]:
-    """Sums and counts of this rank, added up over all ranks."""
+    """Add up sums and counts over all ranks."""
     return dict(zip(totals, world.sum(list(totals.values())), strict=True))
 
 
 def pretraining_objective(trainer: Trainer) -> PretrainingObjective:
-    """What the trainer trains, without what shares it between processes."""
+    """Return the trainer's objective without the wrapper that shares it between processes."""
     objective = unwrapped(trainer.objective)
     assert isinstance(objective, PretrainingObjective)
     return objective
 
 
 def unigram_entropy(token_counts: NDArray[np.int64], smoothing: float) -> float:
-    """The loss, in nats, of a model that knows nothing but how often each token is predicted.
+    """Return the loss, in nats, of a model that only knows how often each token is predicted.
 
-    A token of count n is chosen with the weight n^-smoothing (masking.smoothing), so n^(1 - smoothing) times.
+    A token of count n is chosen with the weight n^-smoothing (masking.smoothing), so its frequency is
+    proportional to n^(1 - smoothing).
     """
     predicted = token_counts[token_counts > 0].astype(np.float64) ** (1 - smoothing)
     frequencies = predicted / predicted.sum()

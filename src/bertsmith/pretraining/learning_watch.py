@@ -1,8 +1,8 @@
-"""Whether a run learns, told early: plateaus at the unigram line, a dead decoder, exploding gradient norms.
+"""Early warnings if a run does not learn: plateaus at the unigram line, a dead decoder, exploding gradients.
 
-A model that knows nothing but how frequent words are has the unigram entropy as its loss. All runs fall to
-that line within their first steps; those whose learning rate is too high stay there, often predicting one and
-the same word, and hours later nothing has changed.
+The loss of a model that only knows word frequencies is the unigram entropy. All runs fall to that line within
+their first steps. Runs with too high a learning rate stay there for hours, often with one word as every
+prediction.
 """
 
 import statistics
@@ -19,20 +19,20 @@ from bertsmith.pretraining.held_out import HeldOutSet, pretraining_objective
 from bertsmith.training.trainer import Trainer, autocast
 
 MIN_LINES = 12
-"""Of metrics; before, the loss falls too fast to call anything a plateau."""
+"""Minimum lines of metrics; before, the loss falls too fast to detect a plateau."""
 NEAR, FALLING = 0.02, 0.01
-"""Fractions of the unigram entropy: a loss that far below it is not at the line; one that fell by so much
-since the second quarter of the run until now is still falling."""
+"""Fractions of the unigram entropy: a loss further below it than NEAR has left the line; a loss that fell by
+more than FALLING since the second quarter of the run is still falling."""
 EXPLOSION = 30.0
-"""How many times the usual gradient norm is an explosion: norms of healthy runs change a few times over."""
+"""Multiple of the usual gradient norm that is an explosion; healthy norms change by a small factor."""
 CONSTANT = 0.99
-"""The fraction of equal predictions that makes a decoder a dead one."""
+"""Fraction of equal predictions from which a decoder is dead."""
 WHAT_TO_TRY = "try a lower optim.peak_lr, a longer optim.warmup_fraction, or a pre-norm model (modernbert)"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong with a run."""
+    """A problem of a run, by its kind and in words."""
 
     kind: str
     text: str
@@ -40,20 +40,20 @@ class Finding:
 
 @dataclass
 class LearningWatch:
-    """The losses and gradient norms of a run's lines of metrics, and what they say."""
+    """The losses and gradient norms of a run, and the problems that they show."""
 
     unigram_entropy: float
     warmup_fraction: float
     watched: Metric
-    """The loss of predicted words."""
+    """Metric with the loss of predicted words."""
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
     told: set[str] = field(default_factory=set)
-    """The kinds of findings that the journal names already."""
+    """Kinds of findings that the journal has already."""
 
     def read(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Take in a journal, for a run that resumes."""
+        """Read a journal, for a run that resumes."""
         for entry in entries:
             if entry["kind"] == "train":
                 self.add(entry["step"], entry)
@@ -61,7 +61,7 @@ class LearningWatch:
                 self.told.add(entry["warning"])
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Take in a line of metrics."""
+        """Add a line of metrics."""
         loss, norm = values.get(self.watched.name), values.get("gradient_norm")
         if loss is not None and norm is not None and isfinite(loss) and isfinite(norm):
             self.steps.append(step)
@@ -69,14 +69,14 @@ class LearningWatch:
             self.norms.append(norm)
 
     def plateau(self, fraction: float) -> Finding | None:
-        """The loss has been at the unigram line, or above it, for half of the run so far."""
+        """Return a finding if the loss was at or above the unigram line for half of the run so far."""
         quarter = len(self.losses) // 4
         if len(self.losses) < MIN_LINES or fraction < self.warmup_fraction:
             return None
         before = statistics.fmean(self.losses[quarter : 2 * quarter])
         now = statistics.fmean(self.losses[-quarter:])
         line = self.unigram_entropy
-        falls = before - now > FALLING * line and now < self.losses[0]  # not from where it went up before
+        falls = before - now > FALLING * line and now < self.losses[0]  # not a return from an earlier rise
         if now < (1 - NEAR) * line or falls:
             return None
         stays = f"the {self.watched.label} stays near {now:.2f} since step {self.steps[quarter]:,}"
@@ -84,7 +84,7 @@ class LearningWatch:
         return Finding("plateau", f"{since}; {above_frequencies(now, line)}")
 
     def explosion(self) -> Finding | None:
-        """Gradient norms have become many times what they were."""
+        """Return a finding if the gradient norms are many times larger than before."""
         newest = max(2, len(self.norms) // 8)
         if len(self.norms) < MIN_LINES:
             return None
@@ -96,7 +96,7 @@ class LearningWatch:
 
 
 def above_frequencies(loss: float, unigram_entropy: float) -> str:
-    """What a loss at the unigram line means."""
+    """Explain a loss at the unigram line."""
     compared = "is not below" if loss >= unigram_entropy else "is hardly below"
     return (
         f"{loss:.2f} {compared} {unigram_entropy:.2f}, the loss of mere word frequencies (the unigram line): "
@@ -105,7 +105,7 @@ def above_frequencies(loss: float, unigram_entropy: float) -> str:
 
 
 def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
-    """The token that the decoder predicts everywhere, or None where its predictions differ."""
+    """Return the token that the decoder predicts everywhere, or None if its predictions differ."""
     objective = pretraining_objective(trainer)
     networks = objective.networks().values()
     (head,) = [network.heads["mlm"] for network in networks if "mlm" in network.heads]
@@ -116,7 +116,7 @@ def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
 
     micro = held_out.batches.micros[0].to(trainer.world.device)
     loss_scales = torch.ones(len(objective.declared.counts), device=trainer.world.device)
-    # A hook on the head: the objective reports sums alone, and sharded weights are whole only inside it.
+    # A hook on the head: the objective returns only sums, and sharded weights are whole only in its forward.
     hook = head.register_forward_hook(keep)
     trainer.objective.eval()
     try:

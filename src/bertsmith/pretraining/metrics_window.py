@@ -1,4 +1,4 @@
-"""What a line of training metrics is made of."""
+"""The sums behind a line of training metrics."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,24 +12,24 @@ from bertsmith.training.trainer import StepReport, Trainer
 
 @dataclass
 class MetricsWindow:
-    """What was seen since the last line of metrics; saved too, so that a resume changes no line.
+    """Sums since the last line of metrics, saved in checkpoints so that a resume does not change a line.
 
-    Its fields are keys of state.json in saved checkpoints.
+    The fields are keys of state.json in checkpoints.
     """
 
     sums: dict[str, float]
-    """This rank's, of steps that were not skipped, as are the counts."""
+    """Sums of this rank, over steps that were not skipped, like the counts."""
     counts: dict[str, float]
     tokens: int = 0
-    """Over all ranks, those of skipped steps too."""
+    """Tokens over all ranks, including skipped steps."""
     sequences: int = 0
     waited: float = 0.0
     since: float = 0.0
-    """The run's seconds at the last line."""
+    """Seconds of the run at the last line."""
 
     @classmethod
     def empty(cls, declared: Declaration, *, since: float = 0.0) -> "MetricsWindow":
-        """One in which nothing was seen of this objective yet."""
+        """Return an empty window for an objective."""
         return cls(dict.fromkeys(declared.sums, 0.0), dict.fromkeys(declared.counts, 0.0), since=since)
 
     def add(self, report: StepReport) -> None:
@@ -45,7 +45,7 @@ class MetricsWindow:
         self.waited += report.step.waited_seconds
 
     def metrics(self, trainer: Trainer, report: StepReport) -> dict[str, Any]:
-        """The line of metrics over all ranks."""
+        """Return the line of metrics over all ranks."""
         declared = pretraining_objective(trainer).declared
         passed = max(report.progress.seconds - self.since, 1e-9)
         return {
@@ -60,5 +60,5 @@ class MetricsWindow:
         }
 
     def over_all_ranks(self, world: World) -> "MetricsWindow":
-        """What all ranks together have seen, for a checkpoint; sequences and waiting stay this rank's."""
+        """Return the window for a checkpoint, with sums and counts over all ranks; the rest is unchanged."""
         return replace(self, sums=over_all_ranks(self.sums, world), counts=over_all_ranks(self.counts, world))

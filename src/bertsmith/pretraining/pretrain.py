@@ -1,8 +1,8 @@
-"""The pre-training job: from a recipe, a store and a folder to a model, through any interruptions.
+"""The pre-training job: from a recipe, a store and a folder to a model, across interruptions.
 
-Read from top to bottom: from the command to the result, the loop over the steps of a run, what is done after
-a step (metrics, checkpoints, rollbacks), and the finished model. How a run is set up or resumed stands in
-`run_setup.py`, how it is evaluated in `run_evaluation.py`.
+In this order: the command and its result, the loop over the steps of a run, the work after a step (metrics,
+checkpoints, rollbacks), and the finished model. `run_setup.py` sets up or resumes a run, and
+`run_evaluation.py` evaluates it.
 """
 
 from collections.abc import Callable, Mapping
@@ -75,14 +75,15 @@ from bertsmith.training.trainer import (
 )
 
 EVALUATIONS = 10
-"""How often an "auto" run is evaluated on the held-out documents between its two ends."""
+"""Maximum number of evaluations during a run if run.evaluate_every_steps is "auto"."""
 MIN_USEFUL_STEPS = 100
-"""After fewer, a model has hardly learned how frequent words are."""
+"""Steps before which a model has hardly learned word frequencies."""
 STEPS_TO_LEARN, USUAL_UTILISATION = 1_000, 0.4
-"""Below this many steps the published recipes learn hardly more than frequencies (bert-tiny after 205: 5 % of
-masked words right); and the usual speed of training as a fraction of that of matrix products."""
+"""Steps below which the published recipes learn hardly more than frequencies (bert-tiny after 205: 5 % of
+masked words right), and the usual speed of training as a fraction of that of matrix products."""
 BYTES_WRITTEN_A_SECOND, SECONDS_FOR_FILES = 2e8, 4.0
-"""With checksums, to an ordinary disk; and what a checkpoint, a model and a tokenizer take if small."""
+"""Bytes per second to an ordinary disk with checksums, and seconds for a small checkpoint, model and
+tokenizer."""
 FREE_KEYS = {
     f"run.{key}"
     for key in (
@@ -90,7 +91,7 @@ FREE_KEYS = {
         *("save_every_steps", "save_every_minutes", "keep_last", "keep_at", "parallel", "patience_seconds"),
     )
 }
-"""What may change when a run resumes: none of these touches what is learned, beyond rounding."""
+"""Keys that may change when a run resumes: beyond rounding, they do not affect the trained model."""
 BUDGET_KEYS = {f"run.{key}" for key in ("budget", "steps", "tokens", "minutes")}
 
 
@@ -99,7 +100,7 @@ BUDGET_KEYS = {f"run.{key}" for key in ("budget", "steps", "tokens", "minutes")}
 
 @dataclass(frozen=True, slots=True)
 class PretrainingResult:
-    """How a run ended."""
+    """The end of a run: its state, progress and metrics."""
 
     folder: Path
     state: Literal["finished", "stopped"]
@@ -107,17 +108,17 @@ class PretrainingResult:
     tokens: int
     seconds: float
     declared: Declaration = field(repr=False)
-    """The metrics of the run."""
+    """Declaration of the run's metrics."""
     held_out: dict[str, float]
     unigram_entropy: float
-    """The loss of a model that knows nothing but how frequent each token is."""
+    """Loss of a model that only knows token frequencies."""
     saved_step: int
-    """Where the same command would resume, or 0."""
+    """Step from which the same command would resume, or 0."""
     main_process: bool
     held_out_before: dict[str, float] = field(default_factory=dict)
-    """What the model that the run began with got on the same sequences; empty where it began from scratch."""
+    """Metrics of the initial model on the same sequences; empty for a run from scratch."""
     early_end: str = ""
-    """Why a stopped run was ended early (`EarlyStopping`)."""
+    """Reason why a stopped run was ended early (`EarlyStopping`)."""
 
 
 def pretrain(  # noqa: PLR0913 - what a command was told, and when
@@ -129,16 +130,16 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
     early_stopping: EarlyStopping = NEVER_EARLY,
     started: float | None = None,
 ) -> PretrainingResult:
-    """Pre-train as the recipe says; a run found in `out` resumes where it was saved last.
+    """Pre-train by a recipe; a run in `out` resumes from its last checkpoint.
 
-    A budget in minutes begins here, or when it `started` by time.monotonic(): setting up is part of it.
+    A budget in minutes includes the set-up: it begins at this call, or at `started` by time.monotonic().
     """
     clock = Clock() if started is None else Clock(started=started)
 
     def in_processes(world: World) -> PretrainingResult:
         folder, true_recipe, opened = run_folder(out), with_true_model(recipe), TokenStore.open(store)
         world.on_main(lambda: check_same_run(folder, true_recipe, opened))
-        if folder.finished:
+        if folder.ended_whole(world):
             return _finished_before(folder, opened, world, callback)
         return _run_to_its_end(Request(recipe, store, out, clock, early_stopping), world, callback)
 
@@ -148,6 +149,8 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
 def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:
     folder, on_signal = run_folder(request.out), callback.on_signal if world.main else lambda _: None
     with folder.locked(world), StopRequested(on_signal) as stop:
+        if (said := world.on_main(folder.put_damaged_model_aside)) and world.main:
+            callback.on_message(said)
         run, state = set_up(request, world, callback)
         if world.main and run.recipe.run.budget == "minutes":
             seconds = 60 * run.recipe.run.minutes
@@ -180,7 +183,7 @@ def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) 
 
 
 def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
-    """Raise if the folder holds a run with another recipe or store, or something that is no run."""
+    """Raise if the folder contains a run with another recipe or store, or anything but a run."""
     folder.check_no_unknown_files()
     if not folder.begun:
         return
@@ -203,7 +206,7 @@ def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None
 def _finished_before(
     folder: RunFolder, store: TokenStore, world: World, callback: ProgressCallback
 ) -> PretrainingResult:
-    """What a finished run came to; nothing is done."""
+    """Return the result of a finished run without further work."""
     newest = {line["kind"]: line for line in read_metrics(folder.path)}
     if not newest.keys() >= {"train", "held-out"}:
         remedy = "restore it from model/, or train anew in another folder"
@@ -230,12 +233,12 @@ def _finished_before(
 
 
 def _start_option(recipe: Recipe) -> str:
-    """The option by which a run of this recipe begins with a model: `distill` has one of its own."""
+    """Return the option that names the initial model: `distill` has another one."""
     return "--student" if recipe.examples.objective == "distilled" else "--from"
 
 
 def _held_out_before(folder: RunFolder, recipe: Recipe, stage: int) -> dict[str, float]:
-    """What the model folder that a run began with got on a stage's sequences, by the journal."""
+    """Return the initial model's metrics on a stage's sequences, from the journal."""
     if recipe.start.model == "scratch":
         return {}
     lines = [line for line in read_metrics(folder.path) if line["kind"] == "held-out" and not line["step"]]
@@ -244,7 +247,7 @@ def _held_out_before(folder: RunFolder, recipe: Recipe, stage: int) -> dict[str,
 
 
 def _reported(line: Mapping[str, Any], recipe: Recipe) -> dict[str, float]:
-    """The metrics of a held-out line of the journal."""
+    """Return the metrics of a held-out line of the journal."""
     return {name: value for name, value in line.items() if name in declaration(recipe).reported}
 
 
@@ -254,7 +257,7 @@ def _reported(line: Mapping[str, Any], recipe: Recipe) -> dict[str, float]:
 def _train(
     run: Run, state: RunState, journal: RunJournal, stop: StopRequested
 ) -> Literal["finished", "stopped"]:
-    """Take the steps that remain of the budget, or those until somebody asks to stop."""
+    """Take the remaining steps of the budget, or fewer if the user asks to stop."""
     if state.evaluation_due and not (
         evaluate_later_stages(run, state, journal, stop) and evaluate_run(run, state, journal, stop)
     ):
@@ -277,7 +280,7 @@ def _train(
                 _watch_learning(run, state, journal)
             broken_off = report.due.evaluation and not evaluate_run(run, state, journal, stop)
             if state.early_end:
-                stop.here = True  # the step that follows is the last: it may be launched already
+                stop.here = True  # after one more step, which may be launched already
             if report.due.saving or broken_off:
                 _save(run, state, cadence, saving)
             if report.due.stopping or broken_off:
@@ -286,25 +289,25 @@ def _train(
 
 
 def _start_budget(run: Run, state: RunState) -> Callable[[], float]:
-    """Tell the budget what is known before the first step; the clock by which steps are counted."""
+    """Set the budget's times that are known before the first step; return the clock of the steps."""
     by_time = run.recipe.run.budget == "minutes"
     # Ranks must agree on when a budget in minutes ends.
     clock: Callable[[], float] = (lambda: run.world.broadcast(run.clock())) if by_time else run.clock
     if by_time:
-        # Drawn once now, with hardly anything to see: matplotlib is loaded, and what curves take is known.
+        # Draw the nearly empty curves once: this loads matplotlib and measures the seconds for curves.
         began = run.clock()
         plot_curves(run, state)
         run.budget.ending_seconds = run.world.broadcast(_ending_seconds(run, state) + run.clock() - began)
     ready = clock()
     run.budget.ready_seconds = None if run.machine.compiled else ready
-    state.window.since += ready - state.progress.seconds  # setting up is no part of a line of metrics
+    state.window.since += ready - state.progress.seconds  # metrics do not include the set-up
     return clock
 
 
 def _ending_seconds(run: Run, state: RunState) -> float:
-    """About what the end of a run takes, but for its curves: an evaluation, a checkpoint and the model."""
+    """Estimate the seconds for the end of a run without its curves: evaluation, checkpoint and model."""
     weights = sum(each.numel() for each in run.trainer.parameters())
-    written = 4 * weights * (2 + kept_for_each_weight(run.recipe))  # once more as the model
+    written = 4 * weights * (2 + kept_for_each_weight(run.recipe))  # plus the model
     limit = max_evaluation_seconds(run)
     both = limit * (1 + len(run.fixed_sets))
     evaluation = state.evaluation_seconds or (both if isfinite(both) else 0.0)
@@ -312,7 +315,7 @@ def _ending_seconds(run: Run, state: RunState) -> float:
 
 
 def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
-    """Say at once how many steps a budget in minutes has, and what to change where these are too few."""
+    """Report early how many steps fit into a budget in minutes, and the remedies if there are too few."""
     steps, minutes = run.budget.steps_that_fit(progress), run.recipe.run.minutes
     if steps is None or progress.step != (2 if run.machine.compiled else 1):
         return
@@ -327,7 +330,7 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
 
 
 def _warn_of_small_budget(run: Run) -> None:
-    """Say before the first step that a preset gets too few tokens to learn from context, and name auto."""
+    """Warn before the first step if a preset gets too few tokens to learn from context, and suggest auto."""
     recipe, stage = run.recipe, run.recipe.examples.stages[0]
     if (
         recipe.name not in preset_names()
@@ -348,7 +351,7 @@ def _warn_of_small_budget(run: Run) -> None:
 
 
 def affordable_tokens(run: Run, step_tokens: int) -> float | None:
-    """The tokens of a run's budget; of one in minutes an estimate, or None for an unknown GPU."""
+    """Return the tokens of a run's budget; an estimate for a budget in minutes, None for an unknown GPU."""
     settings, stage = run.recipe.run, run.recipe.examples.stages[0]
     if settings.budget != "minutes":
         return float(settings.tokens if settings.budget == "tokens" else settings.steps * step_tokens)
@@ -360,7 +363,7 @@ def affordable_tokens(run: Run, step_tokens: int) -> float | None:
 
 
 def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
-    """Evaluation ten times a run or as the recipe says, saving by steps and by the clock; both at the end."""
+    """Return the cadence: evaluation by the recipe, saving by steps and by the clock, both at the end."""
     settings, fraction = run.recipe.run, run.budget.fraction(state.progress)
     by_time, times = settings.budget == "minutes", EVALUATIONS
     if not by_time:
@@ -372,7 +375,7 @@ def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
         before, fraction = fraction, run.budget.fraction(progress)
         if settings.evaluate_every_steps == "auto":
             due = int(fraction * times) > int(before * times)
-            # One that would take too much of the time so far is left out; the main process's clock decides.
+            # Skip an evaluation if they would take too much of the time; the main process's clock decides.
             taken = state.all_evaluations_seconds + state.evaluation_seconds
             affordable = taken <= MAX_EVALUATION_FRACTION * progress.seconds or not by_time
             return due and run.world.broadcast(float(affordable)) > 0
@@ -391,10 +394,10 @@ def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
 
 
 def _averaging(run: Run, cadence: Cadence) -> Callable[[Progress], Due]:
-    """What says what is due after a step, and takes its weights into the average."""
+    """Return a function that adds a step's weights to the average and returns the work due after it."""
 
     def due_after(progress: Progress) -> Due:
-        run.average_weights(progress)  # of the step that was just launched, and of no later one
+        run.average_weights(progress)  # the weights of the step that was just launched
         return cadence.due_after(progress)
 
     return due_after
@@ -423,7 +426,7 @@ def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> 
 
 
 def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
-    """Name what is wrong with a run as soon as it is seen; a flat one ends here where that was asked for."""
+    """Warn of a run's problems as soon as they are seen; end a flat run early if that was requested."""
     watch, plateau = state.watch, None
     if run.objective.declared.baseline == "unigram":
         plateau = watch.plateau(run.budget.fraction(state.progress))
@@ -455,7 +458,7 @@ def _saving(run: Run) -> BackgroundSaving:
 
 def _save(run: Run, state: RunState, cadence: Cadence, saving: BackgroundSaving) -> None:
     progress = state.progress
-    # Amid skipped steps the weights may be what is wrong: the state from before them stays the latest.
+    # Between skipped steps the weights may be broken: keep the state before them as the latest.
     if state.saved_step == progress.step or progress.skipped_in_a_row:
         return
     scalars = {
@@ -472,7 +475,7 @@ def _save(run: Run, state: RunState, cadence: Cadence, saving: BackgroundSaving)
 def _handle_skipped_step(
     run: Run, state: RunState, journal: RunJournal, report: StepReport, saving: BackgroundSaving
 ) -> None:
-    """The stated rule: a bad step is skipped; after several in a row the last saved weights come back."""
+    """Report a skipped step; after several in a row, load the last saved weights."""
     step, row = state.progress.step, state.progress.skipped_in_a_row
     journal.write("event", step, {"skipped": report.skipped, "norm": report.gradient_norm})
     run.report(skip_message(report, run.trainer))
@@ -482,7 +485,7 @@ def _handle_skipped_step(
 
 
 def _roll_back(run: Run, state: RunState, journal: RunJournal) -> None:
-    """Load the last saved weights; the data move on, for the same batches would lead to the same place."""
+    """Load the last saved weights, but continue with new data: the same batches would fail again."""
     step, row = state.progress.step, state.progress.skipped_in_a_row
     saved = latest_state(run.folder.checkpoints, run.world)
     if saved is None or saved.state.step == state.rolled_back_to:
@@ -490,7 +493,7 @@ def _roll_back(run: Run, state: RunState, journal: RunJournal) -> None:
         raise UserError(what, where=f"step {step}", remedy="lower optim.peak_lr or raise run.spike_factor")
     state.rolled_back_to = saved.state.step
     load_checkpoint(saved, run.trainer)
-    run.trainer.guard.rollbacks += 1  # a step that is pending was computed from the weights before
+    run.trainer.guard.rollbacks += 1  # a pending step used the old weights
     journal.write("event", step, {"rolled_back_to": saved.state.step})
     run.report(f"the weights of step {saved.state.step} were loaded again; the data move on")
 
@@ -499,7 +502,7 @@ def _roll_back(run: Run, state: RunState, journal: RunJournal) -> None:
 
 
 def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["finished", "stopped"]) -> float:
-    """Write the model and its card, or draw how far a stopped run has come; the seconds it took."""
+    """Write the model and its card, or the curves of a stopped run; return the run's seconds."""
     step = state.progress.step
     if ending == "stopped":
         why = {"early_end": state.early_end} if state.early_end else {}
@@ -513,6 +516,7 @@ def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["fin
         journal.write("event", step, {"state": ending, "seconds": seconds})
         facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
         run.world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, facts))
+        run.world.on_main(run.folder.write_manifest)
     return seconds
 
 

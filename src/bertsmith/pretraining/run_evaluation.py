@@ -1,4 +1,4 @@
-"""A run looks at its held-out documents: its own evaluation, the fixed one, and the curves of both."""
+"""Evaluation of a run on held-out documents: its own evaluation, the fixed one, and the curves of both."""
 
 from dataclasses import replace
 from math import inf
@@ -19,15 +19,15 @@ SECONDS_BETWEEN_PLOTS = 60.0
 
 
 def evaluate_run(run: Run, state: RunState, journal: RunJournal, stop: StopRequested) -> bool:
-    """Evaluate on the held-out documents; once a minute, and at the end, the curves are drawn, too.
+    """Evaluate on the held-out documents; draw the curves at most once a minute and at the end.
 
-    False where somebody asked to stop meanwhile: an evaluation changes nothing, so it is broken off.
+    Returns False if the user asked to stop meanwhile, which interrupts the evaluation.
     """
     progress, began = state.progress, run.clock()
     state.evaluation_due = True
     with run.averaged_weights():
         evaluated = _evaluate_stage(run, progress, journal, stop)
-        # Of several processes each may hold a part of the weights.
+        # With several processes, each may have only a part of the weights.
         if evaluated and progress.step and run.fixed_sets and run.world.size == 1:
             for line in sample_guesses(run.trainer, run.fixed_sets[0], run.store.tokenizer()):
                 run.report(line)
@@ -49,9 +49,9 @@ def evaluate_run(run: Run, state: RunState, journal: RunJournal, stop: StopReque
 
 
 def evaluate_later_stages(run: Run, state: RunState, journal: RunJournal, stop: StopRequested) -> bool:
-    """Evaluate a model that others trained on what the run will end with, too: what did it gain by the run?
+    """Evaluate a given initial model on the later stages too, so that the gain of the run is known.
 
-    False where somebody asked to stop meanwhile.
+    Returns False if the user asked to stop meanwhile.
     """
     if run.recipe.start.model == "scratch" or state.progress.step:
         return True
@@ -62,9 +62,9 @@ def evaluate_later_stages(run: Run, state: RunState, journal: RunJournal, stop: 
 def _evaluate_stage(
     run: Run, progress: Progress, journal: RunJournal, stop: StopRequested
 ) -> dict[str, float] | None:
-    """Evaluate on a stage's sequences and write it down; None where somebody asked to stop meanwhile."""
+    """Evaluate on a stage's sequences and write to the journal; None if the user asked to stop meanwhile."""
     stage = progress.stage
-    asked_before = stop.here  # then the run stops after all that is due, so that a resume changes no line
+    asked_before = stop.here  # then finish all that is due first, so that a resume changes no line
     limits: Any = {
         "stopping": lambda: stop.here and not asked_before,
         "max_seconds": max_evaluation_seconds(run),
@@ -86,7 +86,7 @@ def _evaluate_stage(
 
 
 def max_evaluation_seconds(run: Run) -> float:
-    """What one evaluation may take of a budget in minutes, where the recipe leaves its size open."""
+    """Return the maximum seconds of an evaluation; finite only for an "auto" size and a budget in minutes."""
     settings = run.recipe.run
     if settings.budget != "minutes" or settings.evaluation_sequences != "auto":
         return inf
@@ -94,7 +94,7 @@ def max_evaluation_seconds(run: Run) -> float:
 
 
 def plot_curves(run: Run, state: RunState) -> None:
-    """Draw how far the run has come."""
+    """Draw the curves of the run so far."""
     entropy = unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing)
     drawn = panels(run.objective.declared, unigram_entropy=entropy)
     run.world.on_main(lambda: draw_curves(run.folder.path, drawn))

@@ -1,7 +1,7 @@
-"""A pre-training run before its first step: what it was asked for, built anew or as it was saved last.
+"""Set-up of a pre-training run, new or from its last checkpoint.
 
-`set_up` turns a request into a `Run`, which stays the same from the first step to the last, and a `RunState`,
-which changes with every step; `StepLoader` gives the steps their batches.
+`set_up` turns a request into a `Run`, which does not change from step to step, and a `RunState`, which does.
+`StepLoader` supplies the batches of the steps.
 """
 
 import hashlib
@@ -49,13 +49,14 @@ STORE_FILE, TEACHER_FILE, PLANS = "store.json", "teacher.json", "plans"
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """When a run may end before its budget is spent; what it has is saved, and it can be resumed."""
+    """Conditions that end a run before its budget is spent; the run is saved and can be resumed."""
 
     if_flat: bool = False
-    """Where its loss stays at the unigram line."""
+    """True to end a run that has its loss at the unigram line."""
     rule: Callable[[Sequence[float]], str] | None = None
-    """For a run of one process: from the losses of the fixed evaluation after step 0 (of the run's own one,
-    where there is none), why it ends; or nothing."""
+    """Function, for a run of one process, from the losses so far to the reason to end it, or an empty text.
+
+    The losses come from the fixed evaluation after step 0, or from the run's own if it has no fixed one."""
 
 
 NEVER_EARLY = EarlyStopping()
@@ -63,7 +64,7 @@ NEVER_EARLY = EarlyStopping()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What was asked for."""
+    """Recipe, store and output folder of a run."""
 
     recipe: Recipe
     store: Path
@@ -74,7 +75,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What stays the same from a run's first step to its last."""
+    """The parts of a run that are the same from its first step to its last."""
 
     recipe: Recipe
     store: TokenStore
@@ -89,9 +90,9 @@ class Run:
     notes: tuple[str, ...]
     clock: Clock
     fixed_sets: list[HeldOutSet]
-    """The one set of the fixed evaluation, or none where the run has no such evaluation."""
+    """The set of the fixed evaluation as a list of one, or empty for a run without a fixed evaluation."""
     held_out_sets: dict[int, HeldOutSet] = field(default_factory=dict)
-    """What each stage is evaluated on, built when it is first needed."""
+    """Held-out set by stage, built at first use."""
     early_stopping: EarlyStopping = NEVER_EARLY
 
     @property
@@ -100,59 +101,59 @@ class Run:
         return self.trainer.world
 
     def held_out_set(self, stage: int) -> HeldOutSet:
-        """What a stage is evaluated on."""
+        """Return the held-out set of a stage."""
         if stage not in self.held_out_sets:
             self.held_out_sets[stage] = held_out_set(self.held_out_data, stage, self.world)
         return self.held_out_sets[stage]
 
     def show_progress(self, progress: Progress) -> None:
-        """Move the user's bar."""
+        """Update the progress bar."""
         if self.world.main:
             self.callback.on_progress(self.budget.fraction(progress))
 
     def average_weights(self, progress: Progress) -> None:
-        """Take the weights that led here into the average, where the recipe asks for one and it has begun."""
+        """Add the current weights to the average, if the recipe asks for one and its start is reached."""
         average, begins = self.trainer.average, self.recipe.run.average_from
         if average is not None and begins != "off" and self.budget.fraction(progress) > begins:
             average.add()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Inside, the weights are those that the run would write as its model now."""
+        """Return a context in which the weights are the average, if any, as in the final model."""
         return nullcontext() if self.trainer.average is None else self.trainer.average.applied()
 
     def report(self, text: str) -> None:
-        """Tell the user, once."""
+        """Report a message from the main process."""
         if self.world.main:
             self.callback.on_message(text)
 
 
 @dataclass
 class RunState:
-    """What changes from step to step beside the weights; what cannot be found again is saved with them."""
+    """The state that changes with every step, apart from weights; checkpoints have what is irreplaceable."""
 
     window: MetricsWindow
     watch: LearningWatch
     progress: Progress = field(default_factory=Progress)
     held_out: dict[str, float] = field(default_factory=dict)
-    """The last held-out metrics."""
+    """Metrics of the last held-out evaluation."""
     evaluation_due: bool = True
-    """Whether an evaluation was broken off, or a run has not begun: it comes before the next step."""
+    """True if an evaluation must run before the next step: in a new run, or after an interrupted one."""
     evaluation_seconds: float = 0.0
-    """What the last evaluation took."""
+    """Seconds of the last evaluation."""
     all_evaluations_seconds: float = 0.0
-    """What all evaluations since this start took."""
+    """Seconds of all evaluations since this start."""
     saved_step: int = 0
-    """The newest saved step, or 0."""
+    """Newest saved step, or 0."""
     plotted_seconds: float = 0.0
-    """The run's seconds when its curves were last drawn."""
+    """Seconds of the run when its curves were last drawn."""
     rolled_back_to: int = -1
-    """The step whose saved weights were loaded again last."""
+    """Step of the last rollback, or -1."""
     early_end: str = ""
-    """Why the run ends early, if it does (`EarlyStopping`)."""
+    """Reason why the run ends early (`EarlyStopping`), or empty."""
 
 
 def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[Run, RunState]:
-    """The run that was asked for, new or as it was saved last; the folder was checked before."""
+    """Build the requested run, new or from its last checkpoint; the folder must be checked before."""
     recipe, store = with_true_model(request.recipe), TokenStore.open(request.store)
     folder = run_folder(request.out)
     initial = build_initial_model(recipe, store)
@@ -169,7 +170,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
     world.on_main(store.verify)
     world.on_main(lambda: _begin_folder(folder, recipe, (train, held_out), initial.teacher))
     build = OBJECTIVES[recipe.examples.objective].build
-    # A teacher is no part of what is trained, so it does not move along with it.
+    # A teacher is not a part of the objective, so `.to` does not move it with the objective.
     other = None if initial.other is None else initial.other.to(world.device)
     objective = build(initial.network, other, recipe).to(world.device).train()
     trainer = build_trainer(recipe, objective, machine, world)
@@ -205,7 +206,7 @@ def set_up(request: Request, world: World, callback: ProgressCallback) -> tuple[
 
 
 def run_folder(out: Path) -> RunFolder:
-    """The folder of a pre-training run; its model is the last thing that it writes."""
+    """Return the folder of a pre-training run; the run writes its model last."""
     early = frozenset({STORE_FILE, TEACHER_FILE, "versions.json", "source.sha256"})
     return RunFolder(out, "recipe.toml", "model/config.json", early_files=early, caches=(PLANS,))
 
@@ -213,8 +214,8 @@ def run_folder(out: Path) -> RunFolder:
 def _begin_folder(
     folder: RunFolder, recipe: Recipe, datasets: Sequence[PretrainingDataset], teacher: Network | None
 ) -> None:
-    """Write down what the run is, unless there is nothing to show it, or it would have another teacher."""
-    # A stage without a step is met before the folder holds a run that more text would not fit to.
+    """Write the files that describe the run; raise if a stage lacks steps or the teacher has changed."""
+    # Find a stage without steps before the folder is a run, which would not accept a store with more text.
     for dataset in datasets:
         for stage in range(len(recipe.examples.stages)):
             dataset.stage_index(stage).steps_in(0)
@@ -226,11 +227,11 @@ def _begin_folder(
         write_json(folder.path / TEACHER_FILE, told)
     store = datasets[0].opened_store
     write_json(folder.path / STORE_FILE, {"hash": store.hash, "tokens": store.tokens})
-    write_text(folder.config, recipe_text(recipe))  # last, for it says that a run is there
+    write_text(folder.config, recipe_text(recipe))  # last, because it marks the folder as a run
 
 
 def network_hash(network: Network) -> str:
-    """A hash of all weights of a network."""
+    """Return a hash of a network's config and weights."""
     digest = hashlib.sha256(repr(network.config).encode())
     for name, tensor in sorted(network.state_dict().items()):
         digest.update(name.encode())
@@ -239,7 +240,7 @@ def network_hash(network: Network) -> str:
 
 
 def _check_same_teacher(folder: RunFolder, told: Mapping[str, str] | None) -> None:
-    """Raise if a run would resume with another teacher than it began with."""
+    """Raise if a run would resume with a different teacher."""
     file = folder.path / TEACHER_FILE
     if folder.begun and told is not None and read_json(file, remedy="give --out a new folder") != told:
         what = "the run there was started with another teacher: its weights have changed since"
@@ -247,14 +248,14 @@ def _check_same_teacher(folder: RunFolder, told: Mapping[str, str] | None) -> No
 
 
 def held_out_recipe(recipe: Recipe, machine: Machine) -> Recipe:
-    """The recipe for held-out examples: one step holds all of them, however many ranks share it."""
+    """Return the recipe for held-out examples: one step has all of them, for any number of ranks."""
     sizes = {"by": "sequences", "sequences": machine.evaluation_sequences, "ramp_from": "off"}
     batch = recipe.batch.model_copy(update=sizes)
     return recipe.model_copy(update={"batch": batch})
 
 
 def build_trainer(recipe: Recipe, objective: PretrainingObjective, machine: Machine, world: World) -> Trainer:
-    """The trainer of an objective: compiled, shared among processes, with its optimiser."""
+    """Build the trainer of an objective: compiled, shared among processes, with its optimiser."""
     for network in objective.networks().values():
         network.encoder.recompute = recipe.run.recompute
     sharded = world.size > 1 and recipe.run.parallel == "fsdp"
@@ -282,11 +283,11 @@ def build_trainer(recipe: Recipe, objective: PretrainingObjective, machine: Mach
 
 
 def _restore(saved: SavedState, fresh: RunState, trainer: Trainer) -> RunState:
-    """Weights and moments put into the trainer, and the rest of the state as it was saved."""
+    """Load weights and moments into the trainer, and return the rest of the saved state."""
     load_checkpoint(saved, trainer)
     scalars = saved.state.scalars
     trainer.guard.norms.extend(scalars["norms"])
-    # Saved sums are those of all ranks: one of them takes them over, or they would count several times.
+    # Saved sums are over all ranks: only one rank loads them, so that they count once.
     window = MetricsWindow(**scalars["window"]) if trainer.world.main else fresh.window
     progress = saved.state.progress
     due = scalars["evaluation_due"]
@@ -294,10 +295,10 @@ def _restore(saved: SavedState, fresh: RunState, trainer: Trainer) -> RunState:
 
 
 class StepLoader:
-    """Gives the trainer what the next step learns from, built ahead by loader processes.
+    """The source of the trainer's steps, with batches built ahead by loader processes.
 
-    Close it: left to the garbage collector, which ends the threads of queues first, each process is waited
-    for in vain, five seconds long.
+    Call `close`: the garbage collector would end the queues' threads first, and then wait five seconds in
+    vain for each process.
     """
 
     def __init__(self, run: Run) -> None:
@@ -307,7 +308,7 @@ class StepLoader:
         self._progress = Progress()
 
     def __call__(self, progress: Progress) -> StepInput | None:
-        """The input of the step that follows, or None where the budget is spent."""
+        """Return the input of the next step, or None if the budget is spent."""
         run, trainer = self.run, self.run.trainer
         if run.budget.spent(progress):
             return None
@@ -327,7 +328,7 @@ class StepLoader:
             self._ahead.close()
 
     def _turned_to(self, address: StepIndex) -> Generator[StepBatches]:
-        """Another loader where the stage or the masking level changes: it cannot foresee that."""
+        """Return the loader; a new one if stage or masking level change, which a loader cannot foresee."""
         if self._ahead is not None and self._part == (address.stage, address.progress):
             return self._ahead
         self.close()
@@ -341,7 +342,7 @@ class StepLoader:
         return self._ahead
 
     def _index(self, address: StepIndex, step: int) -> StepIndex:
-        """The index of a step of the stage, which is asked for when some process begins to build it."""
+        """Return the index of a step of the stage; called when a process begins to build the step."""
         ahead = step - self._progress.stage_step
         return replace(
             address,

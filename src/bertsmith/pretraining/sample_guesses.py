@@ -1,4 +1,4 @@
-"""A few guesses of a network while it learns: what it takes for the first masked word of held-out sequences.
+"""Sample predictions during training: a network's guesses for the first mask of held-out sequences.
 
 Shapes: S sequences, V vocabulary.
 """
@@ -18,21 +18,21 @@ from bertsmith.training.trainer import Trainer, autocast
 SEQUENCES = 3
 GUESSES = 3
 AROUND = 6
-"""Tokens that are shown on either side of a mask."""
+"""Number of tokens that are shown on either side of a mask."""
 
 
 def sample_guesses(trainer: Trainer, fixed: HeldOutSet, tokenizer: Tokenizer) -> list[str]:
-    """A line for each of the first sequences of the fixed evaluation that show a mask."""
+    """Return a line for each of the first sequences of the fixed evaluation that show a mask."""
     samples = list(islice(_first_masks(fixed, tokenizer), SEQUENCES))
     networks = pretraining_objective(trainer).networks().values()
-    # ELECTRA's discriminator guesses no word, its generator does.
+    # In ELECTRA the generator predicts words, the discriminator does not.
     network = next(each for each in networks if "mlm" in each.heads)
     guesses = _guesses(trainer, network, samples) if samples else []
     return [_line(*sample, guessed, tokenizer) for sample, guessed in zip(samples, guesses, strict=True)]
 
 
 def _first_masks(fixed: HeldOutSet, tokenizer: Tokenizer) -> Iterator[tuple[ShownSequence, int]]:
-    """Sequences with the row of their first mask."""
+    """Yield sequences with the row of their first mask."""
     for sequence in sequences_of(fixed.batches):
         shown = [row for row in sorted(sequence.targets) if sequence.tokens[row] == tokenizer.mask_id]
         if shown:
@@ -42,7 +42,7 @@ def _first_masks(fixed: HeldOutSet, tokenizer: Tokenizer) -> Iterator[tuple[Show
 def _guesses(
     trainer: Trainer, network: Network, samples: list[tuple[ShownSequence, int]]
 ) -> list[list[tuple[int, float]]]:
-    """The likeliest tokens of each mask, and their probabilities."""
+    """Return the most probable tokens of each mask, and their probabilities."""
     batch = pack([sequence.tokens for sequence, _ in samples], [sequence.segments for sequence, _ in samples])
     rows_S = batch.layout.starts_S1[:-1] + torch.tensor([row for _, row in samples])
     device = trainer.world.device
@@ -59,7 +59,7 @@ def _guesses(
 
 
 def _line(sequence: ShownSequence, row: int, guesses: list[tuple[int, float]], tokenizer: Tokenizer) -> str:
-    """The mask among its neighbours, what stood there, and what the network takes it for."""
+    """Format the mask with its context, the original token, and the network's guesses."""
     before, after = sequence.tokens[max(0, row - AROUND) : row], sequence.tokens[row + 1 : row + 1 + AROUND]
     around = f"{_text(before, tokenizer)} ___ {_text(after, tokenizer)}".strip()
     guessed = ", ".join(f"{_word(token, tokenizer)} {chance:.0%}" for token, chance in guesses)
@@ -67,7 +67,7 @@ def _line(sequence: ShownSequence, row: int, guesses: list[tuple[int, float]], t
 
 
 def _text(tokens: list[int], tokenizer: Tokenizer) -> str:
-    """Tokens as text, without special ones; other masks are blanks, too."""
+    """Decode tokens to text without special ones; other masks are blanks."""
     runs: list[list[int]] = [[]]
     for token in tokens:
         runs.append([]) if token == tokenizer.mask_id else runs[-1].append(token)

@@ -1,8 +1,8 @@
 """The training speed of this machine, measured in a few seconds with real steps of a few shapes.
 
-The time of a step is linear in its tokens, with a fixed part: the optimiser, Python, the start of kernels.
-Both are measured for small shapes, one after the other. Larger shapes, whose steps would take too long,
-follow from the last one: the fixed part by the work of an update, the other by a token's operations.
+The time of a step is linear in its tokens, with a fixed part for the optimiser, Python and kernel launches.
+Both parts are measured for small shapes, one after the other. Larger shapes, with steps that take too long,
+are extrapolated from the last one: the fixed part by the work of an update, the rest by a token's operations.
 """
 
 import time
@@ -26,11 +26,14 @@ from bertsmith.training.trainer import StepInput, Trainer, same_bits, take_step
 
 CPU_SEQUENCES, GPU_SEQUENCES = (4, 16), (64, 480)
 REPEATS = 3
+LEAST_CPU_SHARE, LEAST_GPU_SHARE = 0.1, 0.03
+"""Minimum fraction of a step's time that its tokens take. On a GPU, an uncompiled step of a small shape is
+mostly kernel launches, for any number of tokens: set by two runs on an H200 (bench/README.md)."""
 ADAM_WORK = 30
-"""Adam's work on a weight, by the fixed parts of 2x64 to 6x384 on a CPU: it waits for memory."""
+"""Work of Adam per weight, from the fixed parts of 2x64 to 6x384 on a CPU; it is bound by memory."""
 COMPILED_GAIN, RECORDED_SECONDS = 1.5, 0.002
-"""On a GPU steps are measured uncompiled: a token is taken to cost this much less when compiled, and a
-recorded step to have this fixed part. Assumptions: no run has tested them."""
+"""Assumed factor by which compiling speeds up a token on a GPU, where steps are measured uncompiled, and
+assumed fixed seconds of a recorded step. No run has tested these assumptions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,37 +41,37 @@ class ShapeSpeed:
     """The training speed of one shape."""
 
     fixed_seconds: float
-    """Seconds of a step without tokens."""
+    """Fixed seconds of a step, without its tokens."""
     token_seconds: float
     flops: float
-    """Operations of a token."""
+    """Operations per token."""
     update_work: float
-    """Operations of an update, up to a factor (`update_work`)."""
+    """Operations of an optimiser update, up to a factor (`update_work`)."""
     measured: bool = True
 
     def step_seconds(self, tokens: float) -> float:
-        """Seconds of a step of this many tokens."""
+        """Return the seconds of a step of this many tokens."""
         return self.fixed_seconds + tokens * self.token_seconds
 
     def scaled_to(self, recipe: Recipe, vocabulary: int) -> "ShapeSpeed":
-        """The speed of another shape, by the operations of its updates and tokens."""
+        """Extrapolate the speed of another shape from the operations of its updates and tokens."""
         work, flops = update_work(recipe, vocabulary), token_flops(recipe, vocabulary)
         fixed = self.fixed_seconds * work / self.update_work
         return ShapeSpeed(fixed, self.token_seconds * flops / self.flops, flops, work, measured=False)
 
 
 def layer_weights(recipe: Recipe) -> int:
-    """Weights of the encoder without its embeddings."""
+    """Return the number of the encoder's weights without embeddings."""
     return encoder_parameters(recipe.model, 1) - recipe.model.width
 
 
 def update_work(recipe: Recipe, vocabulary: int) -> float:
-    """Operations of an update, up to a factor: Muon's products in the layers, and Adam on the embeddings."""
+    """Return the operations of an update, up to a factor: Muon's in the layers, Adam's on embeddings."""
     return float(recipe.model.width * (layer_weights(recipe) + ADAM_WORK * vocabulary))
 
 
 def token_flops(recipe: Recipe, vocabulary: int) -> float:
-    """Operations of training on a token of the first stage."""
+    """Return the operations of training per token of the first stage."""
     config, stage = recipe.model.encoder_config(vocabulary), recipe.examples.stages[0]
     layers = config.operations(PassSize(stage.length, 1)) / stage.length
     generator = recipe.replaced.generator_size if recipe.examples.has_generator else 0.0
@@ -79,42 +82,43 @@ def token_flops(recipe: Recipe, vocabulary: int) -> float:
 def measure_speeds(
     recipes: Sequence[Recipe], store: TokenStore, world: World, *, seconds: float
 ) -> list[ShapeSpeed]:
-    """The speed of each recipe's shape, smallest first; what would end too late follows from the last one."""
+    """Measure the speed of each recipe's shape, smallest first; extrapolate those that would end too late."""
     ends, speeds, last = time.monotonic() + seconds, list[ShapeSpeed](), None
     for recipe in recipes:
         speed = None if last is None else last.scaled_to(recipe, store.vocabulary)
         if speed is None or time.monotonic() + _measuring_seconds(speed, recipe, world) < ends:
             speed = last = measured_speed(recipe, store, world)
             if world.device.type == "cuda":
-                torch.cuda.empty_cache()  # what torch keeps looks taken to whoever asks for free memory
+                torch.cuda.empty_cache()  # otherwise torch's cache does not count as free memory
         speeds.append(speed)
     return speeds
 
 
 def _sequences(world: World) -> tuple[int, int]:
-    """Sequences of the two measured steps; the difference of their times is that of tokens alone."""
+    """Return the sequences of the two measured steps; the difference of their times is due to tokens."""
     return GPU_SEQUENCES if world.device.type == "cuda" else CPU_SEQUENCES
 
 
 def _measuring_seconds(speed: ShapeSpeed, recipe: Recipe, world: World) -> float:
-    """About what measuring a shape of this speed takes."""
+    """Estimate the seconds to measure a shape of this speed."""
     length = recipe.examples.stages[0].length
     return (1 + REPEATS) * sum(speed.step_seconds(each * length) for each in _sequences(world))
 
 
 def measured_speed(recipe: Recipe, store: TokenStore, world: World) -> ShapeSpeed:
-    """The speed of a recipe's shape, from steps on random tokens."""
+    """Measure the speed of a recipe's shape with steps on random tokens."""
     on_gpu, length = world.device.type == "cuda", recipe.examples.stages[0].length
     trainer, machine = _trainer(recipe, store, world)
     most = min(
         _sequences(world)[1], max(2, machine.micro_tokens // length)
-    )  # one pass, which fits into memory
+    )  # one forward pass, which fits into memory
     fewest = min(_sequences(world)[0], most // 2)
     with same_bits(machine.deterministic):
         few, many = (
             _seconds(trainer, _random_step(recipe, store.vocabulary, count)) for count in (fewest, most)
         )
-    each = max(many - few, many / 10) / ((most - fewest) * length)
+    least = LEAST_GPU_SHARE if on_gpu else LEAST_CPU_SHARE
+    each = max(many - few, least * many) / ((most - fewest) * length)
     fixed = max(0.0, many - each * most * length)
     work = update_work(recipe, store.vocabulary)
     if on_gpu:
@@ -123,7 +127,7 @@ def measured_speed(recipe: Recipe, store: TokenStore, world: World) -> ShapeSpee
 
 
 def _trainer(recipe: Recipe, store: TokenStore, world: World) -> tuple[Trainer, Machine]:
-    """The trainer of a run of this recipe, uncompiled, and what the machine makes of it."""
+    """Build the uncompiled trainer of a run of this recipe, and its settings on this machine."""
     plain = recipe.model_copy(update={"run": recipe.run.model_copy(update={"compile": "off"})})
     initial = build_initial_model(plain, store)
     machine = fit_machine(plain, initial.network, world, other=initial.other)
@@ -133,7 +137,7 @@ def _trainer(recipe: Recipe, store: TokenStore, world: World) -> tuple[Trainer, 
 
 
 def _seconds(trainer: Trainer, step: StepInput) -> float:
-    """Seconds of a step, the fastest of a few after the first one."""
+    """Return the seconds of a step, the fastest of a few after the first one."""
     found = []
     for _ in range(1 + REPEATS):
         began = time.perf_counter()
@@ -145,7 +149,7 @@ def _seconds(trainer: Trainer, step: StepInput) -> float:
 
 
 def _random_step(recipe: Recipe, vocabulary: int, sequences: int) -> StepInput:
-    """A step of random tokens in sequences of full length, as many of them masked as the recipe says."""
+    """Return a step of random tokens in sequences of full length, masked as often as in the recipe."""
     stage, generator = recipe.examples.stages[0], torch.Generator().manual_seed(0)
     ids = torch.randint(vocabulary, (sequences, stage.length), generator=generator)
     inputs, tokens, masked = pack(ids.tolist()), ids.numel(), sequences * stage.predictions

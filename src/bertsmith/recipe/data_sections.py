@@ -1,4 +1,4 @@
-"""The sections of a recipe that say what the model is shown: examples, masking, replaced tokens, batches."""
+"""Recipe sections on the input of the model: examples, masking, replaced tokens, batches."""
 
 from typing import Annotated, Literal
 
@@ -8,7 +8,7 @@ from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
 Objective = Literal["masked", "replaced", "distilled", "left-to-right", "right-to-left"]
-"""What a step learns from; what each is stands in objectives/registry.py, which loads torch."""
+"""Training objectives of a step; objectives/registry.py, which loads torch, defines each."""
 PairHead = Literal["nsp", "sop", "none"]
 
 
@@ -20,35 +20,34 @@ class Stage(Section):
     length: Annotated[int, Field(ge=8, examples=[128])]
     """Longest sequence in tokens, special tokens counted."""
     predictions: Annotated[Count, Field(examples=[20])]
-    """Most predicted tokens a sequence: 20 at 128, 77 at 512 (the published length x 0.15)."""
+    """Maximum predicted tokens per sequence: 20 at 128, 77 at 512 (the published length x 0.15)."""
 
 
 class ExamplesSection(Section):
-    """What a sequence is made of; the defaults are BERT's (create_pretraining_data.py)."""
+    """Conversion of documents to examples; the defaults are BERT's (create_pretraining_data.py)."""
 
     objective: Objective = "masked"
-    """Masked LM; replaced: tell which tokens a small masked LM made up (ELECTRA; for model.type electra and
-    modernbert); distilled: masked LM beside a teacher (the distill section); or one of the comparators that
-    see one side only."""
+    """masked: masked LM; replaced: detect the tokens that a small masked LM replaced (ELECTRA; for model.type
+    electra and modernbert); distilled: masked LM and a teacher (the distill section); left-to-right and
+    right-to-left: one-sided baselines."""
     pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
-    sentences, full-sentences and doc-sentences: filled to the length across or within documents (all three
-    RoBERTa); none: BERT's walk with one segment a sequence."""
+    sentences; full-sentences and doc-sentences: sequences filled to the length across or within documents
+    (these three from RoBERTa); none: BERT's walk with one segment per sequence."""
     negative_probability: Fraction = 0.5
     """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
     pair_weight: Annotated[float, Field(gt=0)] = 1.0
-    """What the loss of pairs is multiplied by; 1 in BERT (docs/speedrun.md says when to take less)."""
+    """Factor of the pair loss; 1 in BERT (docs/speedrun.md says when a smaller one is better)."""
     short_probability: Fraction = 0.1
     """Probability that a document is walked with a random shorter target length (nsp, sop, none)."""
     single_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of the documents that a pass shows as single segments, as doc-sentences does, in the place of
-    pairs (nsp, sop, sentence-pair): tasks have both."""
+    """Fraction of the documents that each pass shows as single segments, as in doc-sentences, instead of
+    pairs (nsp, sop, sentence-pair), because tasks have both."""
     short_fraction: Fraction = 0.0
-    """Fraction of the sequences of full-sentences, of doc-sentences and of `single_fraction` that are short:
-    filled with whole sentences up to a random length from 1 to `short_length` tokens, or with one sentence
-    that is longer."""
+    """Fraction of the sequences of full-sentences, doc-sentences and `single_fraction` that are short: whole
+    sentences up to a random length from 1 to `short_length` tokens, or one longer sentence."""
     short_length: Count = 32
-    """Longest text that a short sequence of `short_fraction` is filled to."""
+    """Maximum length of a short sequence (`short_fraction`) in tokens of text."""
     stages: tuple[Stage, ...] = (
         Stage(fraction=0.9, length=128, predictions=20),
         Stage(fraction=0.1, length=512, predictions=77),
@@ -59,23 +58,23 @@ class ExamplesSection(Section):
 
     @property
     def pair_head(self) -> PairHead:
-        """Which head learns from the pairs: a sequence without pairs has none."""
+        """The head that learns from the pairs, or none if sequences are not pairs."""
         heads: dict[str, PairHead] = {"nsp": "nsp", "sentence-pair": "nsp", "sop": "sop"}
         return heads.get(self.pairs, "none")
 
     @property
     def masks_tokens(self) -> bool:
-        """Whether some tokens are masked, which somebody then predicts."""
+        """True if the objective masks some tokens, for the model or a generator to predict."""
         return self.objective == "masked" or self.has_generator or self.has_teacher
 
     @property
     def has_generator(self) -> bool:
-        """Whether a second, smaller model predicts them, from which the model learns."""
+        """True if a second, smaller model replaces the masked tokens with samples to be detected."""
         return self.objective == "replaced"
 
     @property
     def has_teacher(self) -> bool:
-        """Whether the model also learns from what another one predicts."""
+        """True if the model also learns from a teacher's predictions."""
         return self.objective == "distilled"
 
     @model_validator(mode="after")
@@ -121,38 +120,39 @@ class Level(Section):
 
 
 class MaskingSection(Section):
-    """Which tokens the model must predict (Devlin et al. 2018, 3.1)."""
+    """Choice of the tokens to predict (Devlin et al. 2018, 3.1)."""
 
     rate: Annotated[float, Field(gt=0, lt=1)] = 0.15
-    """Fraction of tokens to predict; where final_rate differs, that of the run's beginning."""
+    """Fraction of tokens to predict; at the start of the run, if final_rate differs."""
     final_rate: Annotated[float, Field(gt=0, lt=1)] | Literal["rate"] = "rate"
-    """The fraction at the run's end: it changes linearly with the progress that the learning rate goes by
-    (from 0.3 to 0.15, say); rate: it stays as it is. For a budget of steps or minutes."""
+    """Fraction of tokens to predict at the end of the run, for example 0.15 after a rate of 0.3; rate: no
+    change. It changes linearly with the progress of the learning-rate schedule. Needs a budget of steps or
+    minutes."""
     as_mask: Fraction = 0.8
-    """Of those, the fraction shown as the mask token."""
+    """Fraction of the predicted tokens that are shown as the mask token."""
     as_random: Fraction = 0.1
-    """Of those, the fraction shown as a random token; the rest is shown as it is."""
+    """Fraction of the predicted tokens that are shown as a random token; the rest is shown unchanged."""
     unit: Unit = "token"
-    """What is chosen whole: a token, a word, one to `longest_ngram` words (ALBERT), a phrase or an entity."""
+    """Unit chosen whole: a token, a word, one to `longest_ngram` words (ALBERT), a phrase or an entity."""
     longest_ngram: Count = 3
     """Longest run of words of unit ngram; a run of n words is drawn with probability proportional to 1/n."""
     levels: tuple[Level, ...] = ()
-    """ERNIE's several units, written as [{unit="token", fraction=0.5}, {unit="entity", fraction=0.5}]; empty
-    means `unit` alone."""
+    """Several masking units (ERNIE), written as [{unit="token", fraction=0.5}, {unit="entity",
+    fraction=0.5}]; empty: `unit` alone."""
     levels_by: Literal["mix", "stage"] = "mix"
     """mix: each sequence draws its level; stage: the levels follow each other over the run."""
     count: Literal["rounded", "stochastic"] = "rounded"
-    """rounded: max(1, round(rate x length)) with special tokens counted (BERT); stochastic: a fraction is
-    rounded up with that probability (RoBERTa)."""
+    """rounded: max(1, round(rate x length)) with special tokens counted (BERT); stochastic: rounded up or
+    down at random, with the fraction as the probability of rounding up (RoBERTa)."""
     smoothing: Annotated[float, Field(ge=0, le=10)] = 0.0
-    """Tokens that are rare in the store are chosen more often: a token of count n with the weight
-    n^-smoothing; 0.7 in DistilBERT (XLM), 0 elsewhere: all alike. For unit token."""
+    """Exponent that favours rare tokens: a token with count n in the store is chosen with weight
+    n^-smoothing; 0.7 in DistilBERT (XLM), 0 elsewhere: equal weights. For unit token."""
     random_from: Literal["vocabulary", "ordinary"] = "vocabulary"
-    """Random tokens from the whole list, special tokens included (BERT), or without them (RoBERTa)."""
+    """vocabulary: random tokens include special tokens (BERT); ordinary: they do not (RoBERTa)."""
     masks: Literal["dynamic", "static"] = "dynamic"
     """dynamic: new examples and masks every epoch; static: `copies` fixed versions of the corpus, in turn."""
     copies: Count = 10
-    """How many fixed versions static masking makes (BERT's dupe_factor)."""
+    """Number of fixed versions with static masks (BERT's dupe_factor)."""
 
     @model_validator(mode="after")
     def fractions_fit(self) -> "MaskingSection":
@@ -178,44 +178,44 @@ class MaskingSection(Section):
         return self
 
     def rate_at(self, progress: float) -> float:
-        """The fraction of tokens to predict when so much of the run is done."""
+        """Return the fraction of tokens to predict at this progress of the run, from 0 to 1."""
         if self.final_rate == "rate":
             return self.rate
         return self.rate + (self.final_rate - self.rate) * progress
 
     @property
     def largest_rate(self) -> float:
-        """The largest fraction of tokens that is predicted at any time."""
+        """The largest fraction of tokens to predict during the run."""
         return max(self.rate, self.rate_at(1.0))
 
 
 class ReplacedSection(Section):
-    """Replaced-token detection, where examples.objective is replaced (ELECTRA; Clark et al. 2020)."""
+    """Replaced-token detection, for examples.objective = replaced (ELECTRA; Clark et al. 2020)."""
 
     generator_size: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """The generator's width, heads and feed-forward width, as a fraction of the model's: 1/4 for Small and
-    Large, 1/3 for Base; it has as many layers, and shares the embeddings. A modernbert's generator is as wide
-    and has this fraction of its layers (as in DeBERTaV3, which takes a half)."""
+    """Size of the generator as a fraction of the model's width, heads and feed-forward width: 1/4 for Small
+    and Large, 1/3 for Base. It has as many layers as the model and shares its embeddings. For modernbert it
+    is the fraction of the layers instead, at the same width (DeBERTaV3 takes a half)."""
     discriminator_weight: Annotated[float, Field(gt=0)] = 50.0
-    """What the discriminator's loss is multiplied by before the generator's is added."""
+    """Factor of the discriminator's loss before the generator's loss is added."""
 
 
 class BatchSection(Section):
-    """How much one optimisation step sees."""
+    """Size of an optimisation step."""
 
     by: Literal["sequences", "tokens"] = "sequences"
-    """sequences: as published, whatever their length; tokens: a deviation that keeps steps equally large."""
+    """sequences: as published, whatever their length; tokens: equally large steps, which is a deviation."""
     sequences: Count = 256
-    """Sequences a step, over all processes."""
+    """Sequences per step, over all processes."""
     tokens: Count = 131_072
-    """Token budget a step, over all processes, where `by` is tokens."""
+    """Tokens per step, over all processes, if `by` is tokens."""
     micro_tokens: Count | Literal["auto"] = "auto"
-    """Most tokens in one forward pass of one process; a step above it accumulates gradients."""
+    """Maximum tokens in one forward pass of one process; a larger step accumulates gradients."""
     ramp_from: Count | Off = "off"
-    """Sequences, or tokens where `by` is tokens, of the first steps: the number rises in multiples of it, on
-    a line to the full one, which it has after `ramp_steps` steps, or where the second stage begins."""
+    """Batch-size ramp: size of the first steps, in sequences, or in tokens if `by` is tokens. The size rises
+    linearly, in multiples of this one, until step `ramp_steps` or until the second stage begins."""
     ramp_steps: Count = 1000
-    """Steps of such a ramp; in steps, so that what a step shows does not depend on budget or clock."""
+    """Steps of the ramp; in steps, so that the examples of a step do not depend on budget or clock."""
 
     @model_validator(mode="after")
     def ramp_rises(self) -> "BatchSection":
@@ -229,11 +229,11 @@ class BatchSection(Section):
 
     @property
     def full_size(self) -> int:
-        """Sequences of a step, or tokens where `by` is tokens, after any ramp."""
+        """Sequences per step, or tokens if `by` is tokens, after any ramp."""
         return self.sequences if self.by == "sequences" else self.tokens
 
     def size_at(self, step: int) -> int:
-        """Sequences, or tokens where `by` is tokens, of this step of the first stage."""
+        """Return the size of this step of the first stage, in sequences, or in tokens if `by` is tokens."""
         if self.ramp_from == "off" or step >= self.ramp_steps:
             return self.full_size
         multiples = -(-self.full_size // self.ramp_from)

@@ -1,4 +1,4 @@
-"""The sections of recipes that say what a student learns from its teacher: of text, and of a task."""
+"""Recipe sections on distillation, in pre-training and on a task."""
 
 from typing import Annotated, Literal
 
@@ -11,48 +11,48 @@ Relation = Literal["qk", "qq", "kk", "vv"]
 
 
 class DistillSection(Section):
-    """Distillation, where examples.objective is distilled; the defaults are DistilBERT's documented run
-    (Sanh et al. 2019)."""
+    """Distillation, for examples.objective = distilled; the defaults are DistilBERT's documented run (Sanh et
+    al. 2019)."""
 
     teacher: str = "none"
-    """The model that is learned from, by its folder or name; it does not learn."""
+    """Folder or name of the teacher, which stays frozen."""
     layers: tuple[Annotated[int, Field(ge=0)], ...] = ()
-    """The teacher's layers, counted from 0, that the student begins with, with the teacher's embeddings and
-    MLM head: [0, 2, 4, 7, 9, 11] in DistilBERT. Empty: start.model and the model section say what it is."""
+    """Teacher layers, counted from 0, that initialise the student, with the teacher's embeddings and MLM
+    head: [0, 2, 4, 7, 9, 11] in DistilBERT. Empty: start.model or the model section defines the student."""
     segments: Literal["dropped", "kept"] = "dropped"
-    """dropped: of a BERT's layers a DistilBERT is made, which has no segment embeddings; kept: it stays a
-    BERT. Other architectures stay what they are."""
+    """dropped: layers of a BERT become a DistilBERT, which has no segment embeddings; kept: they become a
+    BERT. No effect on other architectures."""
     frozen_positions: bool = True
-    """Whether the position table that comes from the teacher stays as it is (--freeze_pos_embs)."""
+    """Freeze the position embeddings copied from the teacher (--freeze_pos_embs)."""
     temperature: Annotated[float, Field(gt=0, lt=1e30)] = 2.0
-    """What all scores are divided by before the softmax of soft targets; their loss is multiplied by its
-    square, so that gradients keep their size."""
+    """Divisor of all scores before the softmax of soft targets; the loss is multiplied by its square, which
+    keeps the size of gradients."""
     soft_weight: Weight = 5.0
-    """Of the teacher's soft targets: the Kullback-Leibler divergence from its predictions of words."""
+    """Weight of soft targets: the Kullback-Leibler divergence from the teacher's word probabilities."""
     mlm_weight: Weight = 2.0
-    """Of the masked words themselves."""
+    """Weight of the masked LM loss."""
     cosine_weight: Weight = 1.0
-    """Of 1 - the cosine between both last hidden states, through a learned projection where widths differ."""
+    """Weight of 1 - cosine of the last hidden states, through a learned projection if widths differ."""
     rows: Literal["all", "predicted"] = "all"
-    """Where soft targets and the cosine count: at every token, or at the predicted ones only (as soft targets
-    with --restrict_ce_to_mask), which is a fraction of the work."""
+    """Rows that soft targets and the cosine compare: all tokens, or only the predicted ones (for soft targets
+    --restrict_ce_to_mask), which is a fraction of the work."""
     hidden_weight: Weight = 0.0
-    """Of the squared difference of hidden states, of the embeddings and of every layer with one of the
-    teacher's at the same depth, through a learned projection where widths differ (TinyBERT)."""
+    """Weight of the squared difference of hidden states: the embeddings, and each layer with the teacher's
+    layer at the same relative depth, through a learned projection if widths differ (TinyBERT)."""
     attention_weight: Weight = 0.0
-    """Of the squared difference of the attention scores of the same layers, before the softmax (TinyBERT)."""
+    """Weight of the squared difference of these layers' attention scores, before softmax (TinyBERT)."""
     relation_weight: Weight = 0.0
-    """Of the divergence between the last layers' relations (MiniLM), which know no width."""
+    """Weight of the divergence between the last layers' relations (MiniLM), for any two widths."""
     relations: tuple[Relation, ...] = ("qk", "vv")
-    """Which relations: softmax over scaled products of queries with keys (attention), queries, keys or values
-    with themselves; MiniLM has qk and vv, MiniLMv2 qq, kk and vv."""
+    """Relations to compare: softmax over scaled products of queries with keys (qk: attention), or of queries,
+    keys or values with themselves; MiniLM has qk and vv, MiniLMv2 qq, kk and vv."""
     relation_heads: Count | Literal["heads"] = "heads"
-    """Into how many heads both models' queries, keys and values are cut for attention_weight and
-    relation_weight (MiniLMv2); heads: into their own, of which both must have as many."""
+    """Number of heads into which queries, keys and values of both models are cut for attention_weight and
+    relation_weight (MiniLMv2); heads: each model's own heads, in equal numbers."""
 
     @property
     def compares_heads(self) -> bool:
-        """Whether queries, keys or values of both models are compared."""
+        """True if queries, keys or values of the two models are compared."""
         return bool(self.attention_weight or self.relation_weight)
 
     @model_validator(mode="after")
@@ -71,12 +71,12 @@ class DistillSection(Section):
 
 
 class TaskDistillSection(Section):
-    """What a fine-tuning run learns from models that were fine-tuned before; the defaults are those of
-    DistilBERT's question answering (run_squad_w_distillation.py)."""
+    """Distillation of a fine-tuning run from models fine-tuned before; the defaults are those of DistilBERT's
+    question answering (run_squad_w_distillation.py)."""
 
     teachers: tuple[str, ...] = ()
-    """Their folders; of several, the mean score is learned from. Empty: labels alone."""
+    """Folders of the teachers; their scores are averaged. Empty: learn from labels alone."""
     soft_weight: Fraction = 0.5
-    """Of the teachers' scores; the labels have the rest."""
+    """Weight of the teachers' scores; labels have the remaining weight."""
     temperature: Annotated[float, Field(gt=0, lt=1e30)] = 2.0
-    """What scores are divided by before their softmax; numbers are compared as they are."""
+    """Divisor of scores before their softmax; predicted numbers (regression) are compared directly."""

@@ -10,83 +10,84 @@ from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 
 class TextSection(Section):
-    """How texts become sequences."""
+    """Conversion of texts to sequences."""
 
     longest: Annotated[int, Field(ge=8)] = 128
     """Longest sequence in tokens, special tokens counted: 128 for GLUE, 384 for SQuAD."""
     long_texts: Literal["truncate", "head-tail", "windows"] = "truncate"
-    """What becomes of longer texts: their beginning (BERT), beginning and end (Sun et al. 2019: a quarter
-    from the front), or overlapping windows whose scores are averaged."""
+    """Treatment of longer texts. truncate: keep the beginning (BERT); head-tail: keep beginning and end (Sun
+    et al. 2019: a quarter from the front); windows: average the scores of overlapping windows."""
     step: Count = 128
-    """Tokens between the beginnings of two windows (run_squad.py's doc_stride; others mean the overlap)."""
+    """Tokens from one window's start to the next (run_squad.py's doc_stride; others mean the overlap)."""
     longest_question: Count = 64
-    """A question is cut to so many tokens."""
+    """Maximum question length in tokens; longer questions are cut."""
     context: Literal["sentence", "document"] = "sentence"
-    """What a tagged word sees: its sentence, or as much of its document as fits (Devlin et al. 2018, 5.3)."""
+    """Context of a tagged word: the sentence, or what fits of the document (Devlin et al. 2018, 5.3)."""
 
 
 class HeadSection(Section):
-    """What stands on the encoder."""
+    """The task head."""
 
     cls: Literal["pooled", "raw"] = "pooled"
-    """The sentence's vector: through the pooler (run_classifier.py), or the last state (the paper)."""
+    """Sentence vector: the pooler's output (run_classifier.py), or the last state (raw; the paper)."""
     pooling: Literal["model", "first", "mean"] = "model"
-    """What stands for a sequence, before the pooler where there is one: its first token ([CLS]), the mean of
-    all, or what the model has, which is the first but for some ModernBERTs. The mean is often better where no
-    pre-training taught the first token anything; of others' tools, only ModernBERT's know it."""
+    """Vector of a sequence, before any pooler: first: the first token ([CLS]); mean: the mean of all tokens;
+    model: as the model has it, which is first except for some ModernBERTs. mean is often better if
+    pre-training did not train the first token; other tools support it only for ModernBERT."""
     span_over: Literal["all", "passage"] = "all"
-    """Where an answer may begin: anywhere (run_squad.py), or in the passage and at the first token only."""
+    """Rows where an answer may begin: all (run_squad.py), or those of the passage and the first token."""
     encoder: Literal["tuned", "lora", "frozen-linear", "frozen-features"] = "tuned"
-    """Everything is tuned; or the encoder stays as it is, and low-rank adapters of some of its layers learn
-    with the head (LoRA; Hu et al. 2021); or it stays as it is under a linear head; or its layers are the
-    features of a two-layer BiLSTM, as `features` says (ELMo; Devlin et al. 2018, 5.3)."""
+    """tuned: train everything; lora: freeze the encoder and train low-rank adapters of some layers with the
+    head (LoRA; Hu et al. 2021); frozen-linear: freeze it under a linear head; frozen-features: feed its
+    layers to a two-layer BiLSTM, as `features` says (ELMo; Devlin et al. 2018, 5.3)."""
     weights: Literal["fresh", "solved"] = "fresh"
-    """The head's first weights: small random numbers (the papers), or the optimal linear head on the frozen
-    encoder, from which tuning starts (Kumar et al. 2022). frozen-linear always takes the optimal ones."""
+    """Initial weights of the head: small random numbers (the papers), or the optimal linear head on the
+    frozen encoder, from which tuning starts (Kumar et al. 2022). frozen-linear always takes the optimal
+    head."""
     class_weights: Literal["equal", "balanced"] = "equal"
-    """balanced: each class weighs as much as any other, however frequent."""
+    """balanced: classes have equal total weight, however frequent."""
     fresh_layers: Annotated[int, Field(ge=0)] = 0
-    """So many of the last layers begin anew (Zhang et al. 2021)."""
+    """Number of last layers to initialise anew (Zhang et al. 2021)."""
 
 
 LayerChoice = Literal["embeddings", "second-to-last", "last", "last4", "all", "all-and-embeddings"]
-"""Layers of an encoder, as the feature-based table of the paper names them (Devlin et al. 2018, table 7)."""
+"""Layers of an encoder, named as in the paper's feature-based table (Devlin et al. 2018, table 7)."""
 
 
 class FeaturesSection(Section):
-    """What head.encoder = frozen-features reads, and with what; by default ELMo's mix of all there is."""
+    """Features for head.encoder = frozen-features, and their BiLSTM; by default ELMo's mix of all layers."""
 
     layers: LayerChoice = "all-and-embeddings"
-    """Which states of a token are its features; all: those of every layer, without the embeddings."""
+    """States of a token that are its features; all: every layer, without the embeddings."""
     combine: Literal["weighted-sum", "concat"] = "weighted-sum"
-    """Several layers are summed with weights that are learned (Peters et al. 2018), or stand side by side."""
+    """weighted-sum: sum the layers with learned weights (Peters et al. 2018); concat: concatenate them."""
     width: Count | Literal["model"] = "model"
     """Units of the BiLSTM in each direction; model: the encoder's width. The paper has 768."""
     layer_norm: bool = False
-    """Normalise every layer's states first (Peters et al. 2018, 3.2): where the encoder normalises before its
-    sub-layers, they grow from layer to layer."""
+    """Normalise every layer's states first (Peters et al. 2018, 3.2): in a pre-norm encoder they grow from
+    layer to layer."""
 
 
 PUBLISHED_FEATURES = FeaturesSection(layers="last4", combine="concat", width=768)
-"""The best of the paper's table 7, which its table 8 takes as the feature-based approach."""
+"""The best features of the paper's table 7, its feature-based approach in table 8."""
 
 Target = Literal["query", "key", "value", "output", "feed-forward"]
 
 
 class LoraSection(Section):
-    """The adapters of head.encoder = lora; the defaults are those of the paper for RoBERTa on GLUE."""
+    """Adapters for head.encoder = lora; the defaults are those of the paper for RoBERTa on GLUE."""
 
     rank: Count = 8
-    """How many rows A and columns B have."""
+    """Rows of A and columns of B."""
     alpha: Annotated[float, Field(gt=0)] = 16.0
-    """The low-rank product is multiplied by alpha / rank."""
+    """Scale: the low-rank product is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Of what goes into an adapter, on top of the encoder's own dropout."""
+    """Dropout of an adapter's input, in addition to the encoder's own dropout."""
     targets: Annotated[tuple[Target, ...], Field(min_length=1)] = ("query", "value")
-    """Which layers of a block have adapters; output is that of the attention, feed-forward both of its
-    layers. Where query, key and value are one layer (ModernBERT), each of the three names it."""
+    """Layers of a block with adapters; output is the attention's, feed-forward means both layers. In
+    ModernBERT query, key and value are one layer, and each of the three names selects it."""
     rank_stabilized: bool = False
-    """Multiply by alpha / the square root of the rank instead (rsLoRA; Kalajdzievski 2023)."""
+    """Multiply by alpha / sqrt(rank) instead (rsLoRA; Kalajdzievski 2023)."""
 
 
 class FinetuningOptimSection(OptimSection):
@@ -95,80 +96,82 @@ class FinetuningOptimSection(OptimSection):
     peak_lr: Annotated[float, Field(gt=0)] = 3e-5
     """Learning rate at the end of the warm-up; the paper's grid is 5e-5, 3e-5, 2e-5."""
     bias_correction: bool = True
-    """BERT's published code has none, which makes small data sets unstable (Mosbach et al. 2021)."""
+    """Adam's bias correction; BERT's published code lacks it, which makes small data sets unstable (Mosbach
+    et al. 2021)."""
     warmup_fraction: Fraction = 0.1
     """Fraction of the run with a rising learning rate."""
     schedule: Schedule = "linear"
-    """After the warm-up: a line to 0; Google's line from step 0; slanted triangular from 1/32 of the peak and
-    back (Howard & Ruder 2018); none (constant); flat until `decay_from`, then a line to 0 (wsd); cosine."""
+    """After the warm-up. linear: a line to 0; google: a line counted from step 0; slanted: linear from 1/32
+    of the peak and back (Howard & Ruder 2018); constant: no decay; wsd: flat until `decay_from`, then a line
+    to 0; cosine: half a wave to 0."""
 
 
 Rate = Annotated[float, Field(ge=0, lt=1)] | Literal["model"]
 
 
 class FinetuningRunSection(Section):
-    """How long, where and how carefully."""
+    """Length, hardware and evaluation of a run."""
 
     epochs: Annotated[float, Field(gt=0)] = 3.0
     """Passes through the training examples; the paper's grid is 2, 3, 4."""
     minutes: Annotated[float, Field(gt=0)] | Off = "off"
-    """After these minutes the run takes no more steps, even if passes remain; the learning rate decays
-    towards that end. Setting up counts, waiting between two starts does not."""
+    """Time limit in minutes, even if passes remain; the learning rate decays towards that end. Setting up
+    counts, waiting between two starts does not."""
     examples: Count = 32
-    """Examples a step; the paper's grid is 16, 32."""
+    """Examples per step; the paper's grid is 16, 32."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Decides the head's first weights, the order of examples and dropout."""
+    """Seed of the head's initial weights, the order of examples and dropout."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes the GPU where there is one."""
+    """auto: the GPU if there is one."""
     patience_seconds: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """With several processes: the run ends, and can be resumed, when one of them is silent for so long; auto
-    is 60 on the CPUs of one machine, else 300."""
+    """With several processes: seconds without news from one of them after which the run ends; it can be
+    resumed. auto is 60 on the CPUs of one machine, else 300."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """bf16: fp32 master weights with autocast; fp16: the same with loss scaling, for GPUs without bf16; auto
     is bf16 on a GPU that has it, else fp16, and fp32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto is on for a GPU. It takes up to a minute, which few steps do not win back: off is
-    for these, whose steps are recorded all the same."""
+    """torch.compile; auto is on for a GPU. It takes up to a minute, which short runs do not win back: use off
+    for those; their steps are recorded (CUDA graphs) all the same."""
     dropout: Rate = "model"
-    """Dropout of embeddings and layers; model: what config.json says, which is what it was pre-trained with,
-    for a model that was trained without dropout is ruined by it."""
+    """Dropout of embeddings and layers; model: as config.json says, the value of pre-training. A model that
+    was pre-trained without dropout is ruined by it."""
     attention_dropout: Rate = "model"
-    """Dropout of attention probabilities; model: what config.json says."""
+    """Dropout of attention probabilities; model: as config.json says."""
     head_dropout: Rate = "model"
-    """Dropout before the task's output layer, and of what a BiLSTM over frozen layers reads; model: what
-    config.json says, which is 0 in a ModernBERT."""
+    """Dropout before the task's output layer and of the input of a BiLSTM over frozen layers; model: as
+    config.json says, 0 in a ModernBERT."""
     recompute: bool = False
     """Gradient checkpointing: a third more work for a fraction of the memory."""
     micro_tokens: Count | Literal["auto"] = "auto"
-    """Most tokens in one forward pass; a step above it accumulates gradients. auto is 16,384 and, on a GPU of
-    whose free memory half is enough for it, 32,768 or 65,536; a run keeps what it began with."""
+    """Maximum tokens in one forward pass; a larger step accumulates gradients. auto: 16,384, or 32,768 or
+    65,536 on a GPU if half of its free memory is enough for it; fixed for a run once chosen."""
     evaluations: Annotated[int, Field(ge=1)] = 5
-    """How often the development set is evaluated, the end included; what is kept says run.keep."""
+    """Number of evaluations on the development set, the final one included (run.keep uses them)."""
     keep: Literal["last", "best"] = "last"
-    """Which weights are kept: the last (the papers), or those that did best on the development set; of equals
-    those with the smaller loss there."""
+    """last: keep the last weights (the papers); best: those with the best score on the development set, on a
+    tie those with the smaller loss there."""
     patience: Count | Off = "off"
-    """The run ends after so many evaluations in a row that were not better than the best one before."""
+    """Evaluations in a row without improvement on the best after which the run ends (early stopping)."""
     keep_state: bool = True
-    """Whether a finished run keeps the state that it takes to lengthen it (three times the model's size, and
-    the best weights); the runs of a study never do."""
+    """Keep the training state of a finished run, so that the run can be lengthened (three times the model's
+    size, and the best weights); runs of a study never keep it."""
     limit: Count | Off = "off"
-    """So many examples of each split at most, to try things out."""
+    """Maximum examples of each split, for trying things out."""
 
 
 class AnswersSection(Section):
-    """How scores become answers: spans as in run_squad.py, and labels."""
+    """Conversion of scores to answers: spans as in run_squad.py, and labels."""
 
     best: Count = 20
-    """Starts and ends that are considered."""
+    """Number of starts and of ends to consider."""
     longest: Count = 30
     """Longest answer in tokens."""
     null_threshold: float | Literal["tuned", "off"] = "off"
-    """SQuAD 2.0: no answer where null score - best span score is above it; tuned: the value that gives the
-    best F1 on the development set; off: every question gets an answer (SQuAD 1.1)."""
+    """SQuAD 2.0: a question has no answer if null score - best span score is above this; tuned: the value
+    with the best F1 on the development set; off: every question gets an answer (SQuAD 1.1)."""
     label_thresholds: tuple[Fraction, ...] | Literal["tuned", "off"] = "off"
-    """Texts: from which probability on a label is given (multilabel, one for each label), or the second of
-    two classes; tuned: by the development set; off: from 0.5 on, or whichever is likeliest (the papers)."""
+    """Minimum probability for giving a label (multilabel, one for each label) or the second of two classes;
+    tuned: by the development set; off: 0.5, or the most likely class (the papers)."""
 
 
 class FinetuningRecipe(Section):
@@ -202,7 +205,7 @@ class FinetuningRecipe(Section):
 
     @model_validator(mode="after")
     def only_frozen_features_have_layers(self) -> "FinetuningRecipe":
-        # A task brings the published ones along, whether they are asked for or not.
+        # Tasks bring the published features along, even if they are not used.
         idle = self.features in (FeaturesSection(), PUBLISHED_FEATURES)
         if self.head.encoder != "frozen-features" and not idle:
             key = next(name for name, value in self.features if value != getattr(FeaturesSection(), name))

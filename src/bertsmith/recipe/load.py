@@ -29,20 +29,20 @@ RecipeT = TypeVar("RecipeT", bound=Section)
 
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe(Generic[RecipeT]):
-    """A recipe, of pre-training or of fine-tuning, and where its values came from."""
+    """A pre-training or fine-tuning recipe, with the origins of its values."""
 
     recipe: RecipeT
     origins: Mapping[str, str]
     """Dotted key -> "preset NAME", a file's path or an option, in order of writing; the rest are defaults."""
 
     def origin(self, key: str) -> str:
-        """Where the value of a dotted key came from."""
+        """Return the origin of a dotted key's value."""
         return self.origins.get(key, "default")
 
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """Some values and where they stand."""
+    """Values with a common origin."""
 
     origin: str
     values: Tree
@@ -58,10 +58,10 @@ def load_recipe(
     options: Sequence[tuple[str, str]] = (),
     swept: Sequence[str] = (),
 ) -> Recipe:
-    """The recipe of a preset's name or a TOML file, with `key=value` overrides on top.
+    """Return the recipe of a preset's name or a TOML file, with `key=value` overrides on top.
 
-    An option is the name of what the user gave, to be blamed, and the `key=value` that it is short for. What
-    is swept over stands above all others.
+    Each option is a pair: the name of the user's option, for error messages, and the `key=value` it stands
+    for. Values in `swept` override all others.
     """
     return load_recipe_with_origins(name_or_file, overrides, options=options, swept=swept).recipe
 
@@ -73,14 +73,14 @@ def load_recipe_with_origins(
     options: Sequence[tuple[str, str]] = (),
     swept: Sequence[str] = (),
 ) -> LoadedRecipe[Recipe]:
-    """The recipe together with the origin of every value that is not a default."""
+    """Return the recipe together with the origin of every value that is not a default."""
     values: Tree = {}
     origins: dict[str, str] = {}
     given = [*options, *((_SET, line) for line in overrides), *((_SWEEP, line) for line in swept)]
     for layer in [*_layers_of(name_or_file), *(layer_of_override(line, origin) for origin, line in given)]:
         merge(values, layer.values)
         fresh = dict.fromkeys(leaves(layer.values), layer.origin)
-        # Where a table takes the place of a value, the value's own key is gone with its origin.
+        # If a table replaces a value, drop the value's own key with its origin.
         replaced = {key for key in origins if any(f"{new}.".startswith(f"{key}.") for new in fresh)}
         origins = {key: origin for key, origin in origins.items() if key not in replaced} | fresh
     try:
@@ -90,17 +90,17 @@ def load_recipe_with_origins(
 
 
 def preset_names() -> list[str]:
-    """The names of all presets, sorted."""
+    """Return the names of all presets, sorted."""
     return sorted(file.name.removesuffix(".toml") for file in _PRESETS.iterdir())
 
 
 def preset_text(name: str) -> str:
-    """A preset's file as it is written; its first line says in a comment what it is."""
+    """Return a preset's file as text; its first line is a comment with a summary."""
     return (_PRESETS / f"{name}.toml").read_text("utf-8")
 
 
 def _layers_of(name_or_file: str | Path) -> list[_Layer]:
-    """The recipe's values behind those of its parents, farthest first."""
+    """Return the layers of a recipe: its ancestors first, its own values last."""
     name = str(name_or_file)
     if name in preset_names():
         return _layers_of_preset(name)
@@ -129,7 +129,7 @@ def _layers_of_preset(name: str) -> list[_Layer]:
     own = _Layer(f"preset {name}", values)
     if base is None:
         return [own]
-    [parent] = _layers_of_preset(base)  # our own presets stand on one other at most
+    [parent] = _layers_of_preset(base)  # each of our presets has at most one parent
     return [parent, own]
 
 
@@ -142,16 +142,16 @@ def _preset_advice(name: str) -> str:
 
 
 def layer_of_override(override: str, origin: str = _SET) -> _Layer:
-    """The values of one `a.b=c`, and what the user gave it as."""
+    """Return the values of one `a.b=c` as a layer; the origin names the option."""
     key, equals, text = override.partition("=")
     if not (equals and key.strip()):
         remedy = f"write it as in {origin} optim.peak_lr=3e-5"
         raise UserError(f"{override!r} is not key=value", where=origin, remedy=remedy)
     text = text.strip()
-    value: Any = text  # a bare word stays text, which spares people a second pair of quotes
+    value: Any = text  # a bare word is text, so that the shell needs no second pair of quotes
     try:
         document = tomllib.loads(f"value = {text}")
-        if len(document) == 1:  # else the text holds a line end and other keys behind it
+        if len(document) == 1:  # otherwise the text contains a line end and more keys
             value = document["value"]
     except (ValueError, RecursionError) as error:
         if text.startswith(("[", "{", '"', "'")):
@@ -165,7 +165,7 @@ def layer_of_override(override: str, origin: str = _SET) -> _Layer:
 
 
 def merge(values: Tree, more: Mapping[str, Any]) -> None:
-    """Put values over others, table by table."""
+    """Merge `more` into `values` in place, table by table."""
     for key, value in more.items():
         held = values.get(key)
         if isinstance(held, dict) and isinstance(value, Mapping):
@@ -175,7 +175,7 @@ def merge(values: Tree, more: Mapping[str, Any]) -> None:
 
 
 def leaves(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Every value that is no table, under its dotted key."""
+    """Return every value that is not a table, by its dotted key."""
     return dict(_leaves(tree, ""))
 
 
@@ -191,13 +191,13 @@ def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def recipe_text(recipe: Recipe) -> str:
-    """The recipe as complete TOML, every default written out; loading it gives an equal recipe."""
+    """Return the recipe as complete TOML, every default written out; loading it gives an equal recipe."""
     return toml_text(recipe.model_dump())
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A dotted key on which two sets of values differ; None stands for a key that one of them has not."""
+    """A dotted key with different values in two trees; None stands for a missing key."""
 
     key: str
     before: Any
@@ -209,12 +209,12 @@ class Difference:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Each dotted key on which two trees of values differ, in their order."""
+    """Return the dotted keys with different values in two trees, in order."""
     old, new = leaves(before), leaves(now)
     return [Difference(key, old.get(key), new.get(key)) for key in new | old if old.get(key) != new.get(key)]
 
 
-# ---- what a recipe says, for people
+# ---- descriptions of recipes, for people
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +233,13 @@ class PresetSummary:
 
     name: str
     parameters: int
-    """Of the encoder and its pooler with the published vocabulary."""
+    """Parameters of the encoder and its pooler, with the published vocabulary."""
     vocabulary: int
     summary: str
 
 
 def settings_of(loaded: LoadedRecipe[Any]) -> list[Setting]:
-    """Every value of a recipe with its origin and description, in the order of the schema."""
+    """Return every value of a recipe with its origin and description, in the order of the schema."""
     return [
         Setting(key, value, loaded.origin(key), description)
         for key, value, description in _described(loaded.recipe, "")
@@ -247,8 +247,8 @@ def settings_of(loaded: LoadedRecipe[Any]) -> list[Setting]:
 
 
 def annotated_text(loaded: LoadedRecipe[Any]) -> str:
-    """The complete recipe as TOML that can be loaded again, each value with its origin and description."""
-    # A path may hold a line end; a comment must not.
+    """Return the complete recipe as loadable TOML, with each value's origin and description in comments."""
+    # A path may contain a line end, but a comment must not.
     comments = {
         each.key: " ".join(f"{each.origin}: {each.description}".split()) for each in settings_of(loaded)
     }
@@ -256,7 +256,7 @@ def annotated_text(loaded: LoadedRecipe[Any]) -> str:
 
 
 def preset_summaries() -> list[PresetSummary]:
-    """All presets, smallest first within a family."""
+    """Return all presets, smallest first within each family."""
     families: dict[str, list[PresetSummary]] = {model_type: [] for model_type in ARCHITECTURES}
     for name in preset_names():
         model = load_recipe(name).model
@@ -268,14 +268,14 @@ def preset_summaries() -> list[PresetSummary]:
 
 
 def published_vocabulary(model_type: str) -> int:
-    """Entries of the vocabulary that an architecture was published with."""
+    """Return the number of entries in the vocabulary that an architecture was published with."""
     pretraining = ARCHITECTURES[model_type].pretraining
     assert pretraining is not None, "presets start from scratch"
     return pretraining.vocabulary
 
 
 def encoder_parameters(model: ModelSection, vocabulary: int) -> int:
-    """The weights of the encoder and its pooler, by arithmetic alone: nothing is built."""
+    """Count the weights of the encoder and its pooler by arithmetic, without building them."""
     pretraining = ARCHITECTURES[model.type].pretraining
     assert pretraining is not None, "presets start from scratch"
     return pretraining.count_parameters(model.encoder_config(vocabulary))

@@ -1,4 +1,4 @@
-"""The model section of a recipe: the architecture that a run starts from scratch."""
+"""The model section of a recipe: the architecture of a run that starts from scratch."""
 
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +17,7 @@ from bertsmith.recipe.toml_text import value_text
 if TYPE_CHECKING:
     ModelType = str
     Activation = str
-else:  # the tables decide, so that a new architecture or activation is known here by being there
+else:  # from the tables, so that a new architecture or activation is listed in one place only
     ModelType = Literal[tuple(ARCHITECTURES)]
     Activation = Literal[tuple(ACTIVATIONS)]
 
@@ -32,54 +32,54 @@ class ModelSection(Section):
     width: Count = 768
     """Width of the hidden states."""
     heads: Count = 12
-    """Attention heads a layer."""
+    """Attention heads per layer."""
     inner: Count = 3072
-    """Width inside the feed-forward layer: four times the width in every published size but ModernBERT's,
-    where it is that of one of two halves."""
+    """Width inside the feed-forward layer: four times the width in every published size except ModernBERT's,
+    where it is the width of each of two halves."""
     embedding_width: Count | Literal["width"] = "width"
-    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere that of the hidden states."""
+    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere the hidden width."""
     positions: Count = 512
     """Longest sequence in tokens."""
     segments: Annotated[int, Field(ge=0)] = 2
-    """Segment embeddings: 2 in BERT, 1 in RoBERTa (unused), 0 in DistilBERT and ModernBERT."""
+    """Number of segment embeddings: 2 in BERT, 1 in RoBERTa (unused), 0 in DistilBERT and ModernBERT."""
     task_types: Annotated[int, Field(ge=0)] = 0
-    """ERNIE 2.0's task embeddings; 0 leaves them out."""
+    """Number of ERNIE 2.0's task embeddings; 0 leaves them out."""
     activation: Activation = "gelu"
     """gelu: the erf form of BERT's first release; gelu_new: the tanh form of its later code and of ALBERT;
-    relu2: the squared ReLU (Primer); the others are for model folders to continue from."""
+    relu2: the squared ReLU (Primer); the others exist for continuing from model folders."""
     dropout: Fraction = 0.1
-    """After embeddings, attention and feed-forward; in ModernBERT inside the feed-forward."""
+    """Dropout after embeddings, attention and feed-forward; in ModernBERT inside the feed-forward."""
     attention_dropout: Fraction = 0.1
-    """On attention probabilities; in ModernBERT also on what attention adds."""
+    """Dropout of attention probabilities; in ModernBERT also of the output of attention."""
     norm_eps: Annotated[float, Field(gt=0, lt=1e30)] = 1e-12
-    """Inside LayerNorm: 1e-12 in BERT, 1e-5 in RoBERTa and ModernBERT."""
+    """Epsilon of LayerNorm: 1e-12 in BERT, 1e-5 in RoBERTa and ModernBERT."""
     initial_std: Annotated[float, Field(gt=0, lt=1e30)] = 0.02
     """Standard deviation of the initial weights."""
     sharing: Literal["auto", "all", "attention", "ffn", "none"] = "auto"
-    """Which weights layers share, for model.type = albert (its section 4.5): whole layers, the attention or
+    """Weights that layers share, for model.type = albert (its section 4.5): whole layers, the attention or
     the feed-forward with its LayerNorm, or none; auto is all in ALBERT."""
     groups: Count = 1
-    """Groups of neighbouring layers that share with each other: 1 in ALBERT, where all layers do."""
+    """Groups of neighbouring layers that share weights: 1 in ALBERT, where all layers share."""
     global_layers: Count | tuple[Annotated[int, Field(ge=0)], ...] = 3
-    """Which layers of a ModernBERT see everything: every so many from the first on, or, as in [0, 5], those
-    of these numbers, counted from 0. The others see `local_attention` tokens; with 1 there are no others."""
+    """Layers of a ModernBERT with global attention: every n-th from the first on, or a list of layer numbers
+    from 0 such as [0, 5]. The others see `local_attention` tokens; with 1, all layers are global."""
     local_attention: Count = 128
-    """Tokens that a local layer of a ModernBERT sees on both sides together."""
+    """Tokens that a local layer of a ModernBERT sees, both sides together."""
     global_theta: Annotated[float, Field(gt=0, lt=1e30)] = 160_000.0
-    """Base of the rotary positions in a ModernBERT's global layers: 10,000 while it learned from 1,024
-    tokens, 160,000 from 8,192."""
+    """Base of the rotary positions in a ModernBERT's global layers: 10,000 in training on 1,024 tokens,
+    160,000 on 8,192."""
     local_theta: Annotated[float, Field(gt=0, lt=1e30)] = 10_000.0
-    """Base of the rotary positions in its local layers."""
+    """Base of the rotary positions in a ModernBERT's local layers."""
     gated: bool | Literal["auto"] = "auto"
-    """Whether one half of the feed-forward's inner values is multiplied by the other (GeGLU); auto is true in
-    ModernBERT. This and the next three are for model.type = modernbert; a model with another value than
-    ModernBERT's own is one that only bertsmith opens."""
+    """Multiply one half of the feed-forward's inner values by the other (GeGLU); auto is true in ModernBERT.
+    This and the next three are for model.type = modernbert; only bertsmith can open a model whose values
+    differ from ModernBERT's own."""
     norm: Norm = "layernorm"
-    """layernorm, or rmsnorm, which has no gains and subtracts no mean (Zhang & Sennrich 2019)."""
+    """layernorm, or rmsnorm, which has no gains and does not subtract the mean (Zhang & Sennrich 2019)."""
     qk_norm: bool = False
-    """Whether each head scales its queries and keys to a root mean square of 1, without gains."""
+    """Scale the queries and keys of each head to a root mean square of 1, without gains."""
     sandwich_norm: bool = False
-    """Whether what a sub-layer adds is normalised, too (CogView)."""
+    """Normalise the output of each sub-layer, too, before it is added (CogView)."""
 
     @model_validator(mode="after")
     def heads_divide_width(self) -> "ModelSection":
@@ -134,16 +134,16 @@ class ModelSection(Section):
         architecture = ARCHITECTURES[self.type]
         if architecture.pretraining is None:
             return self
-        if self.layers > MAX_LAYERS:  # before anything lists them all
+        if self.layers > MAX_LAYERS:  # before anything lists all of them
             what = f"model.layers = {self.layers} is more than a saved model may have"
             raise RuleError(what, keys=("model.layers",), remedy=f"set it to {MAX_LAYERS} or less")
         if self.segments < architecture.pretraining.min_segments:
             raise self._lost("segments", f"{architecture.pretraining.min_segments} or more")
-        # What comes back from the config.json that would be written, which lacks some keys.
+        # Read back the config.json that would be written, which lacks some keys.
         config = self.encoder_config(architecture.pretraining.vocabulary)
         try:
             saved = architecture.read_config(ConfigReader(architecture.write_config(config), "config.json"))
-        except UserError as error:  # a size beyond what any file may hold
+        except UserError as error:  # a size that exceeds the limit for any file
             what = f"a saved model of model.type = {self.type} could not be opened: {error.what}"
             raise RuleError(what, keys=("model.type",), remedy=error.remedy) from error
         own = keys_of(self.type) - {"sharing", "groups"}
@@ -161,7 +161,7 @@ class ModelSection(Section):
         )
 
     def encoder_config(self, vocabulary: int, **own: int) -> EncoderConfig:
-        """The config of a new encoder; `own` replaces what a recipe has no key for (`pad_id`)."""
+        """Build the config of a new encoder; `own` sets fields that are not recipe keys (`pad_id`)."""
         pretraining = ARCHITECTURES[self.type].pretraining
         assert pretraining is not None, "a recipe rejects what cannot start from scratch"
         values = self.model_dump() | own | {"model_type": self.type, "vocabulary": vocabulary}

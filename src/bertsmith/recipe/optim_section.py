@@ -7,17 +7,17 @@ from pydantic import Field, model_validator
 from bertsmith.recipe.section import Fraction, Off, RuleError, Section
 
 Algorithm = Literal["adamw", "lamb", "muon"]
-"""Optimisers; what each is and needs stands in training/optimizers.py, which loads torch."""
+"""Optimisers; training/optimizers.py, which loads torch, defines each."""
 Schedule = Literal["google", "linear", "slanted", "constant", "wsd", "cosine"]
-"""Learning rates over a run, after the warm-up."""
+"""Learning-rate schedules, after the warm-up."""
 
 
 class OptimSection(Section):
     """The optimiser and its learning-rate schedule; the defaults are BERT's (optimization.py)."""
 
     algorithm: Algorithm = "adamw"
-    """Adam with decoupled weight decay; LAMB (ALBERT); or Muon (Jordan et al. 2024) for the matrices of the
-    layers, query, key and value each its own, with Adam for embeddings, heads, norms and biases."""
+    """adamw: Adam with decoupled weight decay; lamb: LAMB (ALBERT); muon: Muon (Jordan et al. 2024) for the
+    layers' matrices, with query, key and value separate, and Adam for embeddings, heads, norms and biases."""
     peak_lr: Annotated[float, Field(gt=0)] = 1e-4
     """Learning rate at the end of the warm-up; the factors below multiply it for parts of the model."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
@@ -25,36 +25,36 @@ class OptimSection(Section):
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.999
     """Decay of the second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-6
-    """Added to the root of the second moment."""
+    """Number added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
-    """Decoupled; not applied to biases and LayerNorms."""
+    """Decoupled weight decay; not applied to biases and LayerNorms."""
     bias_correction: bool = False
-    """BERT's published code has none ("mostly an oversight"); RoBERTa has it."""
+    """Adam's bias correction; BERT's published code lacks it ("mostly an oversight"), RoBERTa has it."""
     clip_norm: Annotated[float, Field(gt=0)] | Off = 1.0
-    """Largest global gradient norm."""
+    """Maximum global gradient norm; larger gradients are scaled down."""
     warmup_fraction: Fraction = 0.01
     """Fraction of the run with a rising learning rate: 10,000 of 1,000,000 steps in BERT."""
     schedule: Schedule = "google"
-    """After the warm-up. google: a line that counts from step 0, so the rate jumps where it takes over;
-    linear: a line from the end of the warm-up; slanted: linear from 1/32 of the peak and back (Howard &
-    Ruder 2018); constant: no decay; wsd: warm-up, stable, decay (Hu et al. 2024): flat until `decay_from`,
-    then a line to 0; cosine: half a wave from the end of the warm-up to 0."""
+    """After the warm-up. google: a line counted from step 0, so the rate jumps at the end of the warm-up;
+    linear: a line from the end of the warm-up; slanted: linear from 1/32 of the peak and back (Howard & Ruder
+    2018); constant: no decay; wsd: warm-up, stable, decay (Hu et al. 2024): flat until `decay_from`, then a
+    line to 0; cosine: half a wave from the end of the warm-up to 0."""
     decay_from: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Fraction of the run, by its budget, at which the decay of schedule wsd begins."""
     layer_decay: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Each layer's learning rate as a multiple of the one above it."""
+    """Learning rate of each layer as a multiple of the rate of the layer above."""
     head_lr_factor: Annotated[float, Field(gt=0)] = 1.0
     """The heads' learning rate as a multiple of peak_lr."""
     embedding_lr_factor: Annotated[float, Field(gt=0)] = 1.0
-    """The embeddings' learning rate as a multiple of peak_lr; a tied decoder is the word embeddings."""
+    """The embeddings' learning rate as a multiple of peak_lr; a tied decoder counts as word embeddings."""
     matrix_lr_factor: Annotated[float, Field(gt=0)] = 1.0
     """The learning rate of the layers' matrices as a multiple of peak_lr: with Muon, its rate over Adam's."""
     muon_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95
     """Decay of Muon's running mean of gradients, with Nesterov's look ahead."""
     muon_scale: Literal["original", "match_rms_adamw"] = "original"
-    """What Muon's orthogonal step is multiplied by beside the learning rate, as torch.optim.Muon calls it.
-    original: sqrt(max(1, rows / columns)) (Jordan), with rates near 0.02; match_rms_adamw: 0.2 x
-    sqrt(max(rows, columns)) (Moonlight), with the rates that one knows from Adam."""
+    """Factor of Muon's orthogonal step besides the learning rate, as in torch.optim.Muon. original:
+    sqrt(max(1, rows / columns)) (Jordan), with rates near 0.02; match_rms_adamw: 0.2 x sqrt(max(rows,
+    columns)) (Moonlight), with rates as for Adam."""
 
     @model_validator(mode="after")
     def settings_are_of_this_algorithm_and_schedule(self) -> "OptimSection":

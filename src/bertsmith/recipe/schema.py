@@ -13,68 +13,68 @@ from bertsmith.recipe.section import Count, Off, RuleError, Section
 
 
 class StartSection(Section):
-    """What the run begins with."""
+    """Initial model of the run."""
 
     model: str = "scratch"
-    """scratch, or a model to continue from, by its folder or name: it replaces the model section."""
+    """scratch, or the folder or name of a model to continue from, which replaces the model section."""
     add_words: str = "none"
-    """A file of words, one a line, that were added to that model's vocabulary, or none."""
+    """File of words, one per line, that were added to that model's vocabulary, or none."""
 
 
 class RunSection(Section):
     """Budget, precision and safety."""
 
     budget: Literal["steps", "tokens", "minutes"] = "steps"
-    """What ends the run."""
+    """Quantity that ends the run."""
     steps: Count = 1_000_000
-    """Optimisation steps, where the budget is steps."""
+    """Optimisation steps, if the budget is steps."""
     tokens: Count = 100_000_000_000
-    """Tokens shown, where the budget is tokens."""
+    """Tokens shown, if the budget is tokens."""
     minutes: Annotated[float, Field(gt=0)] = 60.0
-    """Wall-clock minutes, where the budget is minutes; waiting between two starts does not count."""
+    """Wall-clock minutes, if the budget is minutes; waiting between two starts does not count."""
     seed: Annotated[int, Field(ge=0)] = 0
-    """Everything random follows from it."""
+    """Seed of every random number in the run."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto takes the GPU where there is one."""
+    """auto: the GPU if there is one."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """bf16: fp32 master weights with autocast; fp16: the same with loss scaling, for GPUs without bf16; auto
     is bf16 on a GPU that has it, else fp16, and fp32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile; auto is on for a GPU."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """How several processes share the work: full copies, or sharded weights (FSDP2)."""
+    """Distribution over several processes: full copies, or sharded weights (FSDP2)."""
     patience_seconds: Annotated[float, Field(gt=0)] | Literal["auto"] = "auto"
-    """With several processes: the run ends, and can be resumed, when one of them is silent for so long; auto
-    is 60 on the CPUs of one machine, else 300."""
+    """With several processes: seconds without news from one of them after which the run ends; it can be
+    resumed. auto is 60 on the CPUs of one machine, else 300."""
     deterministic: Literal["auto", "on", "off"] = "auto"
-    """Only algorithms that give the same bits again; auto is on for a CPU, off for a GPU (a fifth faster)."""
+    """Use only bitwise reproducible algorithms; auto is on for a CPU, off for a GPU (a fifth faster)."""
     recompute: bool = False
     """Gradient checkpointing: a third more work for a fraction of the memory."""
     loader_workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
-    """Processes that build batches; the batches do not depend on it."""
+    """Number of processes that build batches; the batches do not depend on it."""
     log_every_steps: Count = 10
-    """How often metrics are written."""
+    """Steps between two lines of metrics."""
     evaluate_every_steps: Count | Literal["auto"] = "auto"
-    """How often the held-out documents are evaluated; auto is ten times in a run, fewer in a short one, and
-    at both its ends."""
+    """Steps between two evaluations on held-out documents; auto: ten evaluations in a run, fewer in a short
+    one, and one at each end."""
     evaluation_sequences: Count | Literal["auto"] = "auto"
-    """How many held-out sequences; auto is 2,048 on a GPU and 128 on a CPU."""
+    """Number of held-out sequences per evaluation; auto is 2,048 on a GPU and 128 on a CPU."""
     save_every_steps: Count = 1000
-    """How often the resumable state is saved, at the latest."""
+    """Maximum steps between two checkpoints."""
     save_every_minutes: Annotated[float, Field(gt=0)] = 15.0
-    """How often the resumable state is saved, at the latest, by the clock."""
+    """Maximum minutes between two checkpoints."""
     keep_last: Count = 2
-    """How many resumable states stay on disk."""
+    """Number of checkpoints to keep on disk."""
     keep_at: tuple[Count, ...] = ()
-    """Steps whose states are never deleted."""
+    """Steps at which the checkpoint is kept for good."""
     average_from: Annotated[float, Field(ge=0, lt=1)] | Off = "off"
-    """The model is the average of the weights of all steps after this fraction of the run; off: the last."""
+    """Use the average of the weights of all steps after this fraction of the run; off: the last ones."""
     average_decay: Annotated[float, Field(gt=0, lt=1)] | Literal["equal"] = "equal"
-    """Decay of an exponential average, a step; or equal: all weights of the average count the same."""
+    """Decay per step of an exponential average; equal: an unweighted average."""
     spike_factor: Annotated[float, Field(gt=1)] | Off = "off"
-    """A step whose gradient norm exceeds this many times the running median is skipped."""
+    """A step is skipped if its gradient norm exceeds the running median by this factor."""
     rollback_after: Count = 10
-    """After so many skipped steps in a row (not a number, or a spike) the last saved state is taken again."""
+    """Skipped steps in a row (not a number, or a spike) after which the last checkpoint is restored."""
 
     @model_validator(mode="after")
     def only_an_average_has_a_decay(self) -> "RunSection":
@@ -89,7 +89,7 @@ class Recipe(Section):
     """A complete pre-training recipe."""
 
     name: str = "bert-base"
-    """What it is called in logs and on the model card."""
+    """Name of the recipe in logs and on the model card."""
     start: StartSection = StartSection()
     model: ModelSection = ModelSection()
     examples: ExamplesSection = ExamplesSection()
@@ -164,7 +164,7 @@ class Recipe(Section):
                 keys=("masking.final_rate", "examples.objective"),
                 remedy="leave masking.final_rate out",
             )
-        # Steps are built ahead, and how many tokens those before them have is not known then.
+        # Steps are built ahead, before the number of tokens in earlier steps is known.
         if self.run.budget == "tokens":
             raise RuleError(
                 "masking.final_rate cannot follow run.budget = tokens",

@@ -1,4 +1,4 @@
-"""What every section of a recipe is made of: frozen, unknown keys rejected, rules between keys."""
+"""Base of every recipe section: frozen, unknown keys rejected, rules between keys."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ Off = Literal["off"]
 
 
 class RuleError(ValueError):
-    """A broken rule between keys: what is wrong, the keys it is about, and what to do."""
+    """A broken rule between keys: what is wrong, the keys involved, and the remedy."""
 
     def __init__(self, what: str, *, keys: tuple[str, ...], remedy: str = "") -> None:
         self.what, self.keys, self.remedy = what, keys, remedy

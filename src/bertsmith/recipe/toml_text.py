@@ -1,4 +1,4 @@
-"""Trees of plain values as TOML text; the standard library only reads TOML."""
+"""Write trees of plain values as TOML text; the standard library only reads TOML."""
 
 import json
 import re
@@ -11,12 +11,12 @@ _COMMENT_COLUMN = 36
 
 
 def toml_text(tree: Mapping[str, Any], comments: Mapping[str, str] | None = None) -> str:
-    """The tree as a TOML document; `comments` gives some dotted keys a comment at the end of their line."""
+    """Return the tree as a TOML document, with `comments` at the ends of the lines of some dotted keys."""
     return "\n".join(_lines(tree, (), comments or {})).lstrip("\n") + "\n"
 
 
 def value_text(value: Any) -> str:
-    """One value as TOML: text, number, truth value, list or table, all on one line."""
+    """Return one value as TOML: text, number, truth value, list or table, all on one line."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -24,7 +24,7 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         return _PADDED_EXPONENT.sub(r"\1", repr(value))
     if isinstance(value, str):
-        # JSON escapes what TOML does, except the one control character above the space.
+        # JSON escapes everything that TOML does, except DEL, the one control character above the space.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_key_text(key)} = {value_text(held)}' for key, held in value.items())} }}"
@@ -33,7 +33,7 @@ def value_text(value: Any) -> str:
 
 
 def _lines(tree: Mapping[str, Any], path: tuple[str, ...], comments: Mapping[str, str]) -> Iterator[str]:
-    # Plain values first: what stands below a header belongs to that table.
+    # Plain values first: values below a header belong to that table.
     for key, value in tree.items():
         if not isinstance(value, Mapping):
             line = f"{_key_text(key)} = {value_text(value)}"

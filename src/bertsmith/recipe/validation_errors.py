@@ -1,4 +1,4 @@
-"""What the schema rejects, as one line for people: the key, the value, what is allowed, where it stands."""
+"""Turn a schema error into one line: the key, its value, what is allowed, and where it was set."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ _TYPES_IN_WORDS = {
     "model_type": "a table",
     "model_attributes_type": "a table",
 }
-"""What a value should be, by pydantic's name for the error."""
+"""Expected kind of value, by pydantic's name for the error."""
 
 
 def user_error(
@@ -39,7 +39,7 @@ def user_error(
     origins: Mapping[str, str],
     schema: type[BaseModel] = Recipe,
 ) -> UserError:
-    """The first error; a key that does not exist comes first, because it often explains the others."""
+    """Return the first error, or an unknown key if there is one, because it often explains the others."""
     found = error.errors(include_url=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     path = _path_in(values, first)
@@ -52,7 +52,7 @@ def user_error(
         return UserError(rule.what, where=where or _origin(path, origins), remedy=rule.remedy)
     if first["type"] == "missing":
         return UserError(f"{_dotted(path)} is missing", where=_origin(path, origins), remedy="set it")
-    # A key of several types (a number, or a word) has one error for each.
+    # A key that allows several types (a number or a word) has one error for each.
     of_key = [each for each in found if _path_in(values, each) == path]
     types = (
         _TYPES_IN_WORDS.get(each["type"], each["msg"].removeprefix("Input should be ")) for each in of_key
@@ -65,7 +65,7 @@ def user_error(
 
 
 def _path_in(values: Any, error: ErrorDetails) -> KeyPath:
-    """Where in the values the error is; pydantic adds a word for each type of a key that has several."""
+    """Return the error's path in the values, without the words that pydantic adds for a key's types."""
     path: list[int | str] = []
     for part in error["loc"]:
         if isinstance(values, Mapping) and (part in values or error["type"] == "missing"):
@@ -83,7 +83,7 @@ def _dotted(path: KeyPath) -> str:
 
 
 def _example(path: KeyPath, allowed: str, schema: type[BaseModel]) -> str:
-    """How a table of a list, or the whole list, is written, where the value should be one."""
+    """Return an example of a table, or of a list of tables, if one is expected."""
     fields = _section_at(path, schema).model_fields.items()
     table = {name: field.examples[0] for name, field in fields if field.examples}
     if not table or allowed not in ("a table", "a list"):
@@ -92,7 +92,7 @@ def _example(path: KeyPath, allowed: str, schema: type[BaseModel]) -> str:
 
 
 def _origin(path: KeyPath, origins: Mapping[str, str]) -> str:
-    """Where the key was written: itself, the list around it, or the last of the keys inside it."""
+    """Return where the key was set: itself, a list around it, or the last of the keys inside it."""
     names = [str(part) for part in path]
     around = [".".join(names[:length]) for length in range(len(names), 0, -1)]
     inside = [key for key in origins if key.startswith(".".join([*names, ""]))]
@@ -103,9 +103,9 @@ def _origin(path: KeyPath, origins: Mapping[str, str]) -> str:
 
 
 def _unknown(path: KeyPath, origins: Mapping[str, str], schema: type[BaseModel]) -> UserError:
-    """The error about a key that does not exist, with the one that was probably meant."""
+    """Return the error about an unknown key, with the key that was probably meant."""
     last, around = str(path[-1]), list(_section_at(path[:-1], schema).model_fields)
-    # First a neighbour that is spelled like it, then the same name in another section.
+    # First a similarly spelled key in the section, then the same name in another section.
     by_name = {key.rpartition(".")[2]: key for key in _all_keys(schema, "")}
     if siblings := get_close_matches(last, around, n=1):
         remedy = f"did you mean {_dotted((*path[:-1], siblings[0]))}?"
@@ -117,7 +117,7 @@ def _unknown(path: KeyPath, origins: Mapping[str, str], schema: type[BaseModel])
 
 
 def _section_at(path: KeyPath, schema: type[BaseModel]) -> type[BaseModel]:
-    """The section that a path leads into."""
+    """Return the section that a path leads into."""
     model = schema
     for part in [each for each in path if isinstance(each, str)]:
         annotation = model.model_fields[part].annotation

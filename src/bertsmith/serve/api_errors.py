@@ -1,4 +1,4 @@
-"""Every way a request can fail: a status, a type for programs, and one line for people."""
+"""Errors of the API: a status, a type for programs, and a one-line message for people."""
 
 from starlette.responses import JSONResponse, Response
 
@@ -23,7 +23,7 @@ ERROR_TYPES = {
 
 
 class ApiError(Exception):
-    """A request that fails: raised anywhere below the middleware, which makes a response of it."""
+    """An error for the client: raised anywhere below the middleware, which turns it into a response."""
 
     def __init__(
         self, status: int, message: str, *, error_type: str = "", headers: dict[str, str] | None = None
@@ -35,25 +35,25 @@ class ApiError(Exception):
 
 
 def too_many_texts(count: int, *, limit: int) -> ApiError:
-    """The error of more texts than a request may hold."""
+    """Return the error for a request with more texts than the server allows."""
     message = f"{count} texts in one request; this server takes {limit}; send the rest in further requests"
     return ApiError(413, message)
 
 
 def overloaded(retry_seconds: int) -> ApiError:
-    """That too much is waiting, and when to try again."""
+    """Return the error for a full queue, with the seconds after which to try again."""
     message = f"too many requests are waiting; try again in {retry_seconds} s"
     return ApiError(429, message, headers={"Retry-After": str(retry_seconds)})
 
 
 def error_response(error: ApiError, request_id: str) -> Response:
-    """The response to a request that failed."""
+    """Return the JSON response for an error."""
     content = {"message": one_line(error.message), "type": error.error_type, "request_id": request_id}
     return JSONResponse({"error": content}, error.status, headers=error.headers)
 
 
 def one_line(text: str) -> str:
-    """A message of one line that every client can decode, whatever was sent in it."""
-    # A JSON string may hold a lone surrogate, which has no UTF-8 form.
+    """Return `text` on one line, shortened, so that every client can decode it."""
+    # A JSON string may contain a lone surrogate, which has no UTF-8 form.
     plain = " ".join(text[: 2 * MAX_MESSAGE].encode("utf-8", "replace").decode("utf-8").split())
     return plain if len(plain) <= MAX_MESSAGE else f"{plain[:MAX_MESSAGE]} ..."

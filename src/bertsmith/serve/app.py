@@ -48,7 +48,7 @@ DESCRIPTION = (
 
 
 class Application:
-    """The server: an ASGI application over models, its own ones or those of a model process."""
+    """The server as an ASGI application, over its own models or those of a model process."""
 
     def __init__(self, config: ServerConfig, remote: RemoteModels | None = None) -> None:
         limits = config.limits
@@ -76,7 +76,7 @@ class Application:
         routes = [route for router in (*predictions, operation) for route in api_routes(router)]
         self._api.state.paths = paths_by_method(routes)
 
-        # From the inside out.
+        # The innermost middleware first.
         json_routes = JsonRoutes(HeadAsGet(self._api), routes)
         self.body_limit = BodyLimit(Deadline(json_routes, limits), self.models, limits)
         app: ASGIApp = ApiKey(self.body_limit, config.api_key) if config.api_key else self.body_limit
@@ -102,17 +102,17 @@ class Application:
         self.early_rejection = EarlyRejection(self.load_shedding, request_log, cors)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; start and stop with the server."""
+        """Handle an HTTP request, or a message about the start or end of the server."""
         await (self._entry if scope["type"] == "http" else self._api)(scope, receive, send)
 
 
 def api_routes(router: APIRouter) -> list[APIRoute]:
-    """The routes of a router, which all are of the one kind."""
+    """Return the API routes of a router."""
     return [route for route in router.routes if isinstance(route, APIRoute)]
 
 
 def paths_by_method(routes: Iterable[APIRoute]) -> dict[str, list[str]]:
-    """The paths there are, beside the files of the playground."""
+    """Return the known paths by method, without the files of the playground."""
     found: dict[str, list[str]] = {"POST": [], "GET": ["/", "/openapi.json"]}
     for route in routes:
         for method in route.methods or ():
@@ -121,17 +121,17 @@ def paths_by_method(routes: Iterable[APIRoute]) -> dict[str, list[str]]:
 
 
 def operation_routes(application: Application) -> APIRouter:
-    """Routes for those who operate the server."""
+    """Return the routes for operators of the server."""
     router = APIRouter()
 
     @router.get("/health")
     async def health() -> StatusResponse:
-        """Whether the process answers at all."""
+        """Return 200 while the process is alive."""
         return StatusResponse(status="ok")
 
     @router.get("/ready")
     async def ready() -> StatusResponse:
-        """Whether it takes requests."""
+        """Return 200 if the server accepts requests, else 503."""
         if application.status.is_draining:
             raise ApiError(503, "this server is shutting down")
         if application.remote is not None:
@@ -140,12 +140,12 @@ def operation_routes(application: Application) -> APIRouter:
 
     @router.get("/models")
     async def models() -> ModelsResponse:
-        """What each model is and can do."""
+        """Describe each model and its abilities."""
         return ModelsResponse(models=[_description(each) for each in application.models])
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
     async def metrics() -> Response:
-        """Metrics for Prometheus."""
+        """Return the metrics in Prometheus' text format."""
         own, remote = application.metrics, application.remote
         text = own.text() if remote is None else await remote.metrics(own.samples())
         return Response(text, media_type=CONTENT_TYPE_LATEST)
@@ -176,7 +176,7 @@ def _framework(models: ModelRegistry) -> FastAPI:
         yield
         models.close()
 
-    # FastAPI's own pages of documentation load scripts from elsewhere.
+    # FastAPI's own documentation pages load scripts from other sites.
     api = FastAPI(
         title="bertsmith",
         version=VERSION,
@@ -192,7 +192,7 @@ def _framework(models: ModelRegistry) -> FastAPI:
     return api
 
 
-# ---- failures below the middleware, in the shape that the middleware gives to its own
+# ---- errors below the middleware, in the same shape as the middleware's own
 
 
 async def _on_api_error(request: Request, failure: Exception) -> Response:
@@ -210,7 +210,7 @@ async def _on_http_exception(request: Request, failure: Exception) -> Response:
         return _response(request, ApiError(404, f"there is no such path here; there are {paths}"))
     if failure.status_code == 405:
         methods = sorted(headers["Allow"].split(", "))
-        if "GET" in methods:  # the middleware makes one of the other
+        if "GET" in methods:  # `HeadAsGet` answers HEAD, too
             methods.append("HEAD")
         headers["Allow"] = ", ".join(methods)
         return _response(request, ApiError(405, f"this path takes {' or '.join(methods)}", headers=headers))

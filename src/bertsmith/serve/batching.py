@@ -1,14 +1,14 @@
-"""Batching across requests: those that wait for one model are computed together, within a budget of tokens.
+"""Batching across requests: those that wait for one model are computed together, within a token budget.
 
-All state lives on the event loop, so that nothing needs a lock; only the model's own work runs in a thread.
-No timer collects a batch: while the model computes, requests gather by themselves, and one that finds the
-model idle is computed at once. So batches grow with the load, and a lone request waits for nobody.
+All state lives on the event loop, so that no lock is needed; only the model itself runs in a thread. No timer
+collects a batch: requests gather while the model computes, and a request that finds the model idle is
+computed at once. So batches grow with the load, and a single request does not wait.
 
-A long request goes in short parts, one in the queue at a time, and the queue is fair between connections
-(fair queueing, Demers, Keshav and Shenker 1989): the next item is the one that would end first if all
-connections were served at once, each with the same number of tokens a second. So whoever asks for little
-waits for one part of whoever asks for much, however many parts and connections that one has. A single text
-that is longer than a part is computed in steps, and waits for its turn again after each.
+A long request is computed in short parts, one in the queue at a time. The queue is fair between connections
+(fair queueing, Demers, Keshav and Shenker 1989). The next item is the one that would end first if all
+connections were served at once, with the same number of tokens a second each. So a small request waits for at
+most one part of a large one, however many parts or connections the other client has. A single text that is
+longer than a part is computed in steps, and waits for its turn again after each.
 """
 
 import asyncio
@@ -27,42 +27,42 @@ from bertsmith.serve.api_errors import ApiError, overloaded
 from bertsmith.serve.server_config import Limits
 
 MAX_WAIT_FRACTION = 0.5
-"""Of a request's time that it may spend waiting: one that would wait longer is rejected at once."""
+"""Fraction of a request's time that it may wait; if it would wait longer, it is rejected at once."""
 MAX_RETRY_SECONDS = 60
 SPEED_DECAY = 0.8
 """Weight of the past in the measured speed."""
 MIN_MEASURES = 8
-"""Of the speed of parts, before anybody is rejected for it: the first parts are slow."""
+"""Parts to measure before a request is rejected because of their speed: the first parts are slow."""
 SPEED_SECONDS = 60.0
-"""For which the speed of parts is believed: what was slow a while ago may be fast now."""
+"""Seconds for which the speed of parts is valid: what was slow a while ago may be fast now."""
 LATEST_FRACTION = 0.9
-"""Of a request's time in which a long one must be computed; what is left is for its response."""
+"""Fraction of a request's time in which a long request must be computed; the rest is for its response."""
 PART_SECONDS = 0.05
-"""Of a part of a long request: for so long it may hold up the others."""
+"""Seconds of one part of a long request: the longest delay that it causes for other requests."""
 MIN_PART_TOKENS = 512
-"""Of a part: smaller ones would leave the device idle."""
+"""Minimum tokens of a part: smaller ones would leave the device idle."""
 MAX_CONNECTIONS = 4096
-"""So many are remembered; then those that have nothing to wait for are forgotten."""
+"""Maximum number of connections to remember; beyond it, those without waiting requests are forgotten."""
 
 CONNECTION: ContextVar[object] = ContextVar("connection", default=None)
-"""Whose request is being answered; each is for itself where nobody says."""
+"""Connection of the current request; without one, each request counts as a connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchKey:
-    """What is computed, and how: only requests with the same key can share a batch."""
+    """An operation and its options: only requests with the same key can share a batch."""
 
     operation: str
-    """The name of one (`serve.operations`)."""
+    """Name of an operation in `serve.operations`."""
     options: tuple[object, ...] = ()
 
 
 Predict = Callable[[BatchKey, Sequence[Any]], Sequence[Any]]
-"""A result for each input."""
+"""Function that returns a result for each input."""
 InSteps = Callable[[BatchKey, Sequence[Any]], Steps[Sequence[Any]] | None]
-"""The same a step at a time, where that is possible."""
+"""Function that returns the results a step at a time, or None if that is not possible."""
 Outcome = Sequence[Any] | float | BaseException
-"""The results of a work item, the fraction that remains of it, or what went wrong with it."""
+"""Results of a work item, the fraction of it that remains, or its exception."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,41 +72,41 @@ class WorkItem:
     key: BatchKey
     inputs: Sequence[Any]
     first: int
-    """The index of the first input in its request."""
+    """Index of the first input in its request."""
     size: int
-    """All of its tokens."""
+    """Number of tokens of all inputs."""
     is_long: bool
-    """Whether it is a part of a long request, or as large as one: it shares a batch with nobody."""
+    """True for a part of a long request, or an item as large as one: it is computed alone."""
     request: object
-    """The same for all parts of one request."""
+    """Identity of the request: the same object for all of its parts."""
     end: float
-    """How many tokens each connection would have had by its end, if all were served at once."""
+    """Virtual finish time of fair queueing: tokens that each connection would have received by then."""
     results: asyncio.Future[Sequence[Any]]
     arrived: float = field(default_factory=time.monotonic)
     remaining: float = 1.0
-    """The fraction that is not computed yet."""
+    """Fraction that is not computed yet."""
     steps: Steps[Sequence[Any]] | None = None
 
     @property
     def tokens(self) -> int:
-        """How many are not computed yet."""
+        """Number of tokens that are not computed yet."""
         return math.ceil(self.size * self.remaining)
 
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What was computed together, for the metrics."""
+    """Size and time of a computed batch, for the metrics."""
 
     key: BatchKey
     requests: int
     tokens: int
     seconds: float
     waited: tuple[float, ...]
-    """Of each work item, in seconds."""
+    """Seconds that each work item waited."""
 
 
 class BatchQueue:
-    """The requests that wait for one model."""
+    """The queue of requests for one model."""
 
     def __init__(
         self,
@@ -119,12 +119,12 @@ class BatchQueue:
     ) -> None:
         self._predict, self._executor, self._limits, self._on_batch = predict, executor, limits, on_batch
         self._in_steps = in_steps
-        self._waiting: dict[WorkItem, None] = {}  # in the order of their arrival
+        self._waiting: dict[WorkItem, None] = {}  # in order of arrival
         self._waiting_tokens = 0
-        self._not_begun: dict[object, int] = {}  # tokens by request, those of its later parts among them
+        self._not_begun: dict[object, int] = {}  # tokens by request, including its later parts
         self._tokens = 0  # the sum of these
         self._ends: dict[object, float] = {}  # the end of the last item of each connection
-        self._served = 0.0  # tokens that each connection that always waits would have had by now
+        self._served = 0.0  # virtual time: tokens that a connection that always waits has received
         self._worker: asyncio.Task[None] | None = None
         self._tokens_per_second = 0.0
         self._part_speed = self._part_measured = 0.0
@@ -132,35 +132,35 @@ class BatchQueue:
 
     @property
     def requests(self) -> int:
-        """How many requests wait, with all of their inputs or with parts."""
+        """Number of waiting requests, whole or in part."""
         return len(self._not_begun)
 
     @property
     def tokens(self) -> int:
-        """How many tokens wait."""
+        """Number of waiting tokens."""
         return self._tokens
 
     @property
     def is_full(self) -> bool:
-        """Whether a request as long as the average work item that waits would be rejected."""
+        """True if a request as long as the average waiting item would be rejected."""
         return self.free <= 0
 
     @property
     def free(self) -> float:
-        """How many requests as long as the average work item that waits would be accepted."""
-        # Where less room is left, a shorter one might still slip in; but to find out it must be parsed and
-        # tokenised, and most are then rejected at the full price of it.
+        """Number of requests as long as the average waiting item that would be accepted."""
+        # With less room, a shorter request might still fit. But finding out takes parsing and tokenizing it,
+        # and most such requests would then be rejected at full cost.
         average = self._waiting_tokens / len(self._waiting) if self._waiting else 0.0
         by_tokens = (self._room() - average) / max(average, 1.0)
         return min(by_tokens, self._limits.queue_requests - self.requests)
 
     def retry_seconds(self) -> int:
-        """When there should be room again, by the measured speed."""
+        """Return the seconds until there should be room again, by the measured speed."""
         speed = self._tokens_per_second or math.inf
         return min(MAX_RETRY_SECONDS, max(1, math.ceil(self.tokens / speed)))
 
     async def check_in_time(self, wanted: int, *, since: float) -> None:
-        """Reject a long request, begun then, of which the model cannot compute so many tokens in time."""
+        """Reject a request, begun at `since`, if `wanted` more tokens cannot be computed in time."""
         self._check_in_time(wanted, since=since)
 
     def _check_in_time(self, wanted: int, *, since: float | None = None, request: object = None) -> None:
@@ -174,7 +174,7 @@ class BatchQueue:
                 f"{wanted} tokens are left of the request; this server computes {in_time:.0f} in its time"
             )
             raise ApiError(413, f"{message}; send fewer texts at once")
-        # All take turns: of each other request as many tokens come before the last of these, if it has them.
+        # Requests take turns: each other one computes at most `wanted` tokens before this one ends.
         others = sum(min(each, wanted) for of, each in self._not_begun.items() if of is not request)
         if others + wanted > in_time:
             raise overloaded(self.retry_seconds())
@@ -182,10 +182,10 @@ class BatchQueue:
     async def predict(
         self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
     ) -> list[Any]:
-        """The result of each input; cancelling it removes what was not begun from the queue.
+        """Return the result of each input; cancellation removes inputs that have not begun.
 
-        The rest of a request that was admitted is not sent away: what was computed of it would be lost, and
-        under load a long request would never come to its end.
+        The rest of an admitted request is not rejected for lack of room: its results so far would be lost,
+        and under load a long request would never end.
         """
         wanted = sum(tokens)
         if not admitted:
@@ -206,7 +206,7 @@ class BatchQueue:
     async def _next_part(
         self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, first: int, request: object
     ) -> Sequence[Any]:
-        """The results of the inputs from this one on that make one part."""
+        """Return the results of the next part: the inputs from `first` on that fit into it."""
         budget = self._part_tokens()
         end, size = first + 1, tokens[first]
         while end < len(inputs) and size + tokens[end] <= budget:
@@ -226,7 +226,7 @@ class BatchQueue:
             self._remove(item)
 
     def _part_tokens(self) -> int:
-        """How large a part may be."""
+        """Return the maximum number of tokens of a part."""
         by_speed = int(self._tokens_per_second * PART_SECONDS)
         return min(self._limits.batch_tokens, max(MIN_PART_TOKENS, by_speed))
 
@@ -234,7 +234,7 @@ class BatchQueue:
         check_size(wanted, self._limits)
         part = min(wanted, self._part_tokens())
         room = self._room()
-        # A request that finds nobody waiting is taken, however slow the last batch made the model look.
+        # If no request waits, accept this one, however slow the last batch made the model look.
         if room <= 0 or (self._waiting and part > room):
             raise overloaded(self.retry_seconds())
         if wanted > part:
@@ -243,11 +243,11 @@ class BatchQueue:
                 raise overloaded(self.retry_seconds())
 
     def _room(self) -> float:
-        """Tokens that may still come: more would wait too long, and a rejection now beats a timeout later."""
+        """Return the tokens that may still be queued: rejecting a request now beats a timeout later."""
         if self.requests >= self._limits.queue_requests:
             return 0
         in_time = self._tokens_per_second * self._limits.request_seconds * MAX_WAIT_FRACTION or math.inf
-        # One batch may always wait: there would be nothing to measure otherwise.
+        # One batch may always wait: otherwise there would be nothing to measure.
         bound = max(min(self._limits.queue_tokens, in_time), self._limits.batch_tokens)
         return bound - self._waiting_tokens
 
@@ -257,27 +257,27 @@ class BatchQueue:
             self._worker.add_done_callback(self._worker_ended)
 
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
-        # Unread, a failure would be logged only once the task is collected as garbage, at any moment later.
+        # Otherwise a failure would be logged only when the task is garbage-collected.
         if not worker.cancelled() and (failure := worker.exception()):
             context = {"message": "a batch worker failed", "exception": failure}
             worker.get_loop().call_exception_handler(context)
-        # Whatever ended a worker before its time, those who still wait get another.
+        # Whatever ended a worker early, the requests that still wait get another one.
         self._start_worker()
 
     async def _work(self) -> None:
-        """Compute batches until nothing waits."""
+        """Compute batches until the queue is empty."""
         while batch := self._next_batch():
             try:
                 await self._compute(batch)
             finally:
-                # Let nobody wait for what was taken out of the queue and will not be computed any more.
+                # No request may wait for an item that was taken from the queue and will not be computed.
                 for item in batch:
                     if item not in self._waiting and not item.results.done():
                         item.results.set_exception(RuntimeError("the batch was not finished"))
 
     def _next_batch(self) -> list[WorkItem]:
-        """The next work item and all others of its key that fit beside it; the rest keep their order."""
-        if not self._waiting:  # whoever comes now finds nobody to be fair to
+        """Take the next work item from the queue, with all others of its key that fit into the batch."""
+        if not self._waiting:  # an empty queue: there is no connection to be fair to
             self._ends.clear()
             self._served = 0.0
             return []
@@ -290,7 +290,7 @@ class BatchQueue:
                 room -= item.tokens
         for item in batch:
             self._remove(item)
-        # Of a text in steps, one is computed now.
+        # A text that is computed in steps takes only one step now.
         tokens = min(first.tokens, self._part_tokens()) if first.is_long else sum(map(_tokens, batch))
         self._served += tokens / waiting
         if len(self._ends) > MAX_CONNECTIONS:
@@ -317,17 +317,17 @@ class BatchQueue:
             speed = tokens / max(seconds, 1e-6)
             self._measure_speed(speed)
             if batch[0].is_long:
-                # The best of late: one part that was held up must not keep the next requests out.
+                # The higher of both: a single slow part must not cause rejections.
                 self._part_speed = max(speed, _weighed(self._part_speed, speed))
                 self._part_measured, self._parts_measured = time.monotonic(), self._parts_measured + 1
         self._on_batch(BatchReport(batch[0].key, len(batch), tokens, seconds, waited))
 
     async def _outcomes(self, batch: Sequence[WorkItem]) -> list[Outcome]:
-        """The results of each work item, or what went wrong with it."""
+        """Return the results of each work item, or its exception."""
         future: asyncio.Future[list[Outcome]] = asyncio.get_running_loop().run_in_executor(
             self._executor, self._computed, batch
         )
-        await asyncio.wait({future})  # not the future itself: what it raises belongs to the requests
+        await asyncio.wait({future})  # not `await future`: its exception belongs to the requests
         failure = future.exception()
         if failure is None:
             found = zip(batch, future.result(), strict=True)
@@ -337,11 +337,11 @@ class BatchQueue:
             ]
         if len(batch) == 1:
             return [failure]
-        # A fault does not tell whose it is, and the others must not suffer for it.
+        # A failure does not say which request caused it. Compute each alone, so that the others succeed.
         return [outcome for item in batch for outcome in await self._outcomes([item])]
 
     def _computed(self, batch: Sequence[WorkItem]) -> list[Outcome]:
-        """What comes of a batch, in the model's thread; of a single text that makes a long one, of a step."""
+        """Compute a batch in the model's thread; compute only one step of a single long text."""
         first = batch[0]
         if first.is_long and len(first.inputs) == 1 and first.steps is None:
             first.steps = self._in_steps(first.key, first.inputs)
@@ -355,7 +355,7 @@ class BatchQueue:
             return [error]
 
     def _wait_again(self, item: WorkItem) -> None:
-        """Let the rest of a text in steps wait: whoever came meanwhile and asks for less goes first."""
+        """Queue the rest of a text that is computed in steps, so that smaller requests can go first."""
         item.arrived = time.monotonic()
         self._waiting[item] = None
         self._waiting_tokens += item.tokens
@@ -376,7 +376,7 @@ class BatchQueue:
 
 
 def check_size(tokens: int, limits: Limits) -> None:
-    """Reject a request of more tokens than may ever wait."""
+    """Reject a request with more tokens than may ever wait."""
     if tokens > limits.queue_tokens:
         raise ApiError(413, f"the request has {tokens} tokens; this server takes {limits.queue_tokens}")
 
@@ -386,20 +386,20 @@ def _tokens(item: WorkItem) -> int:
 
 
 def _weighed(before: float, speed: float) -> float:
-    """The measured speed with one measure more."""
+    """Return the measured speed, updated with one more measurement."""
     return SPEED_DECAY * (before or speed) + (1 - SPEED_DECAY) * speed
 
 
 def predict_parts(
     predict: Predict, key: BatchKey, parts: Sequence[Sequence[Any]]
 ) -> list[Sequence[Any] | UserError]:
-    """The results of each part, computed together; a part that the model rejects gets its own error."""
+    """Return the results of each part, computed together; a rejected part gets its own error."""
     try:
         results = predict(key, [each for part in parts for each in part])
     except UserError as error:
         if len(parts) == 1:
             return [error]
-        # One of them is at fault: halving finds it with few computations more.
+        # One part is at fault: halving finds it with few extra computations.
         middle = len(parts) // 2
         return [*predict_parts(predict, key, parts[:middle]), *predict_parts(predict, key, parts[middle:])]
     ends = [0]
@@ -409,5 +409,5 @@ def predict_parts(
 
 
 def _with_request_index(error: UserError, first: int) -> UserError:
-    """The error with the index that the input has in its request."""
+    """Return the error with the input's index in its request."""
     return error if error.index is None else replace(error, index=error.index + first)

@@ -1,11 +1,11 @@
-"""Frames between the HTTP processes of a server and its model process, over a socket that both inherit.
+"""Frames between the HTTP processes of a server and its model process, over a pair of sockets.
 
-A frame is its length, kind and number, and what it carries. What an HTTP process sends is JSON and rows of
-32-bit integers, so that the process that faces the network cannot make the model process run anything.
-Results have many types and are pickled: only HTTP processes read them, and only from the model process.
+A frame is its length, kind, number and content. HTTP processes send only JSON and rows of 32-bit integers, so
+that a process that faces the network cannot make the model process run anything. Results have many types and
+are pickled: only HTTP processes read them, and only from the model process.
 
-Nothing here waits for the other side to read. What can pile up is bounded elsewhere: by the requests that an
-HTTP process may have open, and by the one reply that each of them gets.
+Nothing here waits for the other side to read. Buffers are bounded elsewhere: by the number of requests that
+an HTTP process may have open, and by the one reply that each of them gets.
 """
 
 import asyncio
@@ -36,28 +36,28 @@ Given = TypeVar("Given")
 Found = TypeVar("Found")
 
 HEAD = Struct("=IBQ")
-"""Bytes of what follows, kind and number."""
+"""Header of a frame: number of bytes that follow, kind and number."""
 SIZE = Struct("=I")
 ROWS = 6
-"""Of integers for each token: id, segment, both offsets, sequence and word."""
+"""Integers per token: id, segment, both offsets, sequence and word."""
 TOKEN_BYTES = 4 * ROWS
 NO_WORD = -1
 LARGE_FRAME = 2**18
-"""Bytes of a frame; a larger one, of some 10,000 tokens, is written and read in a thread."""
+"""Bytes of a frame above which it is written and read in a thread; about 10,000 tokens."""
 
 
 class Kind(IntEnum):
-    """What a frame means."""
+    """Kinds of frames."""
 
-    READY = 1  # an HTTP process, by its id, takes requests
-    DRAIN = 2  # it shall finish those it has, and end
+    READY = 1  # an HTTP process accepts requests; contains its process id
+    DRAIN = 2  # finish the open requests, then end
     PREDICT = 3  # a request, or a part of one, for a model
-    IN_TIME = 4  # whether the rest of a long request can be computed in time
-    CANCEL = 5  # nobody waits for this request any more
-    METRICS = 6  # the sum of all metrics is wanted; carries those of the asking process
-    SAMPLES = 7  # an HTTP process shall tell its metrics, or tells them
+    IN_TIME = 4  # check that the rest of a long request can be computed in time
+    CANCEL = 5  # the client no longer waits for this request
+    METRICS = 6  # asks for the sum of all metrics; contains those of the sender
+    SAMPLES = 7  # asks an HTTP process for its metrics, or contains them
     RESULTS = 8  # the reply to a request
-    ERROR = 9  # what went wrong with it
+    ERROR = 9  # the error of a request
 
 
 class Channel(asyncio.Protocol):
@@ -69,33 +69,33 @@ class Channel(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether the other process is there."""
+        """True while the other process is connected."""
         return self._transport is not None
 
     def send(self, kind: Kind, number: int = 0, content: bytes = b"") -> None:
-        """Send a frame; to a process that has ended, nothing."""
+        """Send a frame; do nothing if the other process has ended."""
         if self._transport is not None:
             self._transport.write(HEAD.pack(len(content), kind, number) + content)
 
     def close(self) -> None:
-        """Let the other process see the end."""
+        """Drop the connection, so that the other process sees the end."""
         if self._transport is not None:
             self._transport.abort()
 
     def on_frame(self, kind: Kind, number: int, content: bytes) -> None:
-        """Take a frame."""
+        """Handle a received frame."""
         raise NotImplementedError
 
     def on_lost(self) -> None:
-        """The other process has ended."""
+        """Handle the end of the other process."""
         raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        """Keep the transport to send with."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames that are complete by now."""
+        """Handle the frames that are complete by now."""
         self._buffer += data
         begin, size = 0, len(self._buffer)
         while size - begin >= HEAD.size:
@@ -108,7 +108,7 @@ class Channel(asyncio.Protocol):
         del self._buffer[:begin]
 
     def connection_lost(self, _: Exception | None) -> None:
-        """End."""
+        """Handle the end of the connection."""
         self._transport = None
         self.on_lost()
 
@@ -118,32 +118,32 @@ class Channel(asyncio.Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RemotePrediction:
-    """What an HTTP process asks of a model."""
+    """A prediction request from an HTTP process to the model process."""
 
     model: int
-    """Its index among those of the server."""
+    """Index of the model in the server's list."""
     connection: int | None
-    """Of the client, if it is known, a number within its HTTP process: turns are fair between them."""
+    """Number of the client's connection in its HTTP process, if known, for fairness between connections."""
     admitted: bool
-    """Whether it is the rest of a request that was let in."""
+    """True for the rest of a request that was already admitted."""
     key: BatchKey
     texts: Sequence[TokenizedText]
 
     def inputs(self) -> Sequence[Any]:
-        """What the queue takes: each text, or all of them as one input."""
+        """Return the inputs for the queue: each text, or all of them as one input."""
         return [self.texts] if OPERATIONS[self.key.operation].joint else self.texts
 
     def tokens(self) -> list[int]:
-        """How many each input has."""
+        """Return the number of tokens of each input."""
         lengths = [len(text) for text in self.texts]
         return [sum(lengths)] if OPERATIONS[self.key.operation].joint else lengths
 
 
 def encode_prediction(asked: RemotePrediction) -> bytes:
-    """A request as bytes."""
+    """Return a request as bytes."""
     texts, key = asked.texts, asked.key
     lengths = [len(text) for text in texts]
-    strings: dict[str, int] = {}  # each once: a long text may stand in a pair with each of many others
+    strings: dict[str, int] = {}  # each once: a long text may be in pairs with many others
     parts = [(each.text,) if isinstance(each.text, str) else each.text for each in texts]
     numbers = [[strings.setdefault(part, len(strings)) for part in several] for several in parts]
     fields = [asked.model, asked.connection, asked.admitted, key.operation, key.options]
@@ -160,7 +160,7 @@ def encode_prediction(asked: RemotePrediction) -> bytes:
 
 
 def decode_prediction(content: bytes) -> RemotePrediction:
-    """The request that bytes hold."""
+    """Return the request that `content` encodes."""
     (size,) = SIZE.unpack_from(content)
     begin = SIZE.size + size
     *fields, strings, numbers, lengths = json.loads(content[SIZE.size : begin])
@@ -200,25 +200,25 @@ def _as_array(tensor: torch.Tensor) -> tuple[Callable[..., Any], tuple[Any]]:
 
 
 class ResultPickler(pickle.Pickler):
-    """Pickles results; tensors become arrays, which take a tenth of the time and only the bytes they show."""
+    """Pickles tensors as arrays, which takes a tenth of the time and only the bytes that they show."""
 
     dispatch_table = {**copyreg.dispatch_table, torch.Tensor: _as_array}
 
 
 def encode_results(results: Any) -> bytes:
-    """Results as bytes."""
+    """Return results as bytes."""
     written = io.BytesIO()
     ResultPickler(written, pickle.HIGHEST_PROTOCOL).dump(results)
     return written.getvalue()
 
 
 def decode_results(content: bytes) -> Any:
-    """The results that bytes of the model process hold."""
+    """Return the results that the model process encoded."""
     return pickle.loads(content)
 
 
 def encode_error(error: Exception) -> bytes:
-    """What went wrong with a request, as bytes."""
+    """Return the error of a request as bytes."""
     told: dict[str, Any]
     match error:
         case ApiError():
@@ -232,7 +232,7 @@ def encode_error(error: Exception) -> bytes:
 
 
 def decode_error(content: bytes) -> Exception:
-    """The error that bytes hold."""
+    """Return the error that `content` encodes."""
     ((kind, told),) = json.loads(content).items()
     match kind:
         case "api":

@@ -1,8 +1,8 @@
-"""While no model has room, requests for predictions are rejected at once, before anything is done for them.
+"""Early rejection of prediction requests while no model has room, before any other work.
 
-What is spent on rejected requests is missing for the accepted ones. So most of them do not come as far as
-`LoadShedding`: the HTTP protocol writes a response that is all but prepared, in place of starting the
-application for a request.
+Time spent on rejected requests is missing for accepted ones. So most of them do not even reach
+`LoadShedding`: the HTTP protocol writes an almost complete, prepared response instead of starting the
+application.
 """
 
 from collections.abc import Mapping
@@ -21,17 +21,17 @@ from bertsmith.serve.middleware import (
 )
 
 ID_BLANK = b"~"
-"""Stands for each letter of the request id in a prepared response; nothing else in it is one."""
+"""Placeholder for each letter of the request id in a prepared response, used nowhere else in it."""
 
 
 class EarlyRejection:
-    """Says which requests are rejected, and how; counts all of them, and logs one in a second."""
+    """Decides which requests to reject, and how; counts all of them, and logs one per second and route."""
 
     def __init__(self, load_shedding: LoadShedding, request_log: RequestLog, cors: Cors | None) -> None:
         self._load_shedding, self._request_log, self._cors = load_shedding, request_log, cors
 
     def of(self, scope: Mapping[str, Any]) -> bytes | None:
-        """The response to a request, from the headers on, or none where there may be room for it."""
+        """Return the response that rejects a request, from the headers on, or None if there may be room."""
         if not self._load_shedding.rejects(scope["method"]):
             return None
         headers: RawHeaders = scope["headers"]
@@ -46,12 +46,12 @@ class EarlyRejection:
 
 @cache
 def prepared_rejection(retry_seconds: int, id_length: int) -> tuple[bytes, bytes]:
-    """Headers and body of a rejection, with blanks for an id of this length."""
+    """Return the headers and body of a rejection, with placeholders for an id of this length."""
     blanks = ID_BLANK.decode() * id_length
     response = error_response(overloaded(retry_seconds), blanks)
     return header_lines(with_common_headers(response.raw_headers, blanks)), bytes(response.body)
 
 
 def header_lines(headers: RawHeaders) -> bytes:
-    """Headers as they are sent."""
+    """Return headers in the form in which they are sent."""
     return b"".join(b"%b: %b\r\n" % each for each in headers)

@@ -1,8 +1,8 @@
-"""One of the processes of a server that speak HTTP: it reads, checks, tokenises, and asks the model process.
+"""An HTTP process of a server: it reads, checks and tokenizes requests, and asks the model process.
 
-Signals are the model process's: a terminal sends Ctrl-C and a service manager SIGTERM to every process of a
-server, and all of them are to drain together. So an HTTP process obeys its channel alone. It drains when it
-is told to, and ends when the model process is no more.
+Only the model process handles signals. A terminal sends Ctrl-C and a service manager SIGTERM to every process
+of a server, and all of them must drain together. So an HTTP process obeys its channel alone: it drains on
+request, and ends when the model process has ended.
 """
 
 import asyncio
@@ -34,21 +34,21 @@ log = logging.getLogger("bertsmith.serve")
 
 @dataclass(frozen=True, slots=True)
 class HttpProcessConfig:
-    """What an HTTP process is started with."""
+    """Start arguments of an HTTP process."""
 
     process: int
-    """Its number."""
+    """Number of the process."""
     server: ServerConfig
-    """With the limits of one process."""
+    """Configuration of the server, with the limits of one process."""
     models: Sequence[RemoteModelInfo]
     load: SharedLoad
     channel: socket.socket
-    """To the model process."""
+    """Socket to the model process."""
     listening: socket.socket
 
 
 def run_http_process(config: HttpProcessConfig) -> None:
-    """Answer requests until the model process says to drain, or is no more."""
+    """Answer requests until the model process asks to drain, or has ended."""
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     write_json_lines()
@@ -59,7 +59,7 @@ def run_http_process(config: HttpProcessConfig) -> None:
 
 
 class HttpServer(DrainingServer):
-    """A server that does as the model process says."""
+    """A server that the model process controls."""
 
     def __init__(self, config: uvicorn.Config, application: Application, own: HttpProcessConfig) -> None:
         super().__init__(config, application, own.server.limits.drain_seconds)
@@ -69,7 +69,7 @@ class HttpServer(DrainingServer):
         self._channel.samples = application.metrics.samples
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Reach the model process, then begin to listen."""
+        """Connect to the model process, then begin to listen."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self._channel, sock=self._socket)
         await super().startup(sockets)
@@ -77,7 +77,7 @@ class HttpServer(DrainingServer):
         self._tell_samples()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Leave signals to the model process."""
+        """Ignore a signal, which the model process handles."""
         del sig, frame
 
     def _tell_samples(self) -> None:

@@ -1,11 +1,11 @@
-"""Routes that take one JSON object and return one: how a body is checked, and what is said of a wrong one.
+"""Routes that take one JSON object and return one: checks of the body, and messages about an invalid one.
 
-A body is parsed once, and pydantic checks what it holds. If that fails, the content is searched by the schema
-of the OpenAPI document, to say in one line what is expected where, and what came instead; what was sent is
-named by its type, never quoted. pydantic's own list of errors names each option of a union.
+A body is parsed once, and pydantic checks its content. If that fails, the content is compared with the schema
+of the OpenAPI document. The message says in one line what is expected where, and what was sent instead. A
+sent value is named by its type, never quoted. pydantic's own errors name each option of a union.
 
-Every step is linear in the size of the body. A call into C keeps all other threads waiting, that of the event
-loop too. So values are counted before they are parsed, and a large reply is written in pieces.
+Every step is linear in the size of the body. A call into C blocks all other threads, even the event loop's.
+So values are counted before they are parsed, and a large reply is written in pieces.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ JSON = b"application/json"
 NOT_JSON = 'the body is not sent as JSON; add -H "Content-Type: application/json"'
 
 LARGE_BODY = 2**16
-"""Bytes of a body; a larger one is read in a thread, while the event loop answers others."""
+"""Bytes of a body above which it is read in a thread, while the event loop answers other requests."""
 MAX_ITEMS = 150_000
 """Maximum number of values in a body: 256 texts of 512 token ids are 131,072."""
 MAX_FIELDS = 10_000
@@ -58,12 +58,12 @@ MANY = {
 
 
 class JsonRoutes:
-    """The FastAPI routes that take one JSON object, called by their paths; all else goes to the application.
+    """FastAPI routes that take one JSON object, called by path; other requests go to the application.
 
-    FastAPI describes these routes and answers for wrong methods and paths. Its own way from a request to a
-    function (patterns tried one after the other, layers of middleware, requests and responses as objects)
-    takes a quarter of the server's CPU time for a small request: `/next` with a toy model and 64 clients
-    costs 1240 µs through it and 900 µs through this table, `/embed` 1560 and 1150.
+    FastAPI describes these routes and answers for wrong methods and paths. Its own dispatch (patterns tried
+    one after the other, layers of middleware, requests and responses as objects) takes a quarter of the
+    server's CPU time for a small request. `/next` with a toy model and 64 clients costs 1240 µs through it
+    and 900 µs through this table; `/embed` costs 1560 and 1150.
     """
 
     def __init__(self, app: ASGIApp, routes: Iterable[APIRoute]) -> None:
@@ -74,7 +74,7 @@ class JsonRoutes:
         self._handlers = {route.path: json_handler(route, thread) for route in posts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request whose body comes in one message."""
+        """Answer a request; its body must arrive in one message."""
         handler = self._handlers.get(scope["path"]) if scope["method"] == "POST" else None
         await (handler or self._app)(scope, receive, send)
 
@@ -114,7 +114,8 @@ def json_handler(route: APIRoute, thread: Executor) -> ASGIApp:
 
 def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Reject a body that is not declared as JSON."""
-    # A page of another site can have its visitors' browsers send forms and plain texts, JSON only with leave.
+    # A page of another site can make its visitors' browsers send forms and plain text, but JSON only if
+    # allowed.
     given = next((value for name, value in headers if name == b"content-type"), b"")
     kind = given.partition(b";")[0].strip().lower()
     if kind != JSON and not (kind.startswith(b"application/") and kind.endswith(b"+json")):
@@ -125,7 +126,7 @@ def check_content_type(headers: Iterable[tuple[bytes, bytes]]) -> None:
 
 
 def read_request(request_type: type[BaseModel], body: bytes) -> BaseModel:
-    """Return the request that a body holds."""
+    """Return the request that a body contains."""
     content = parsed(body)
     try:
         return request_type.model_validate(content)
@@ -135,7 +136,7 @@ def read_request(request_type: type[BaseModel], body: bytes) -> BaseModel:
 
 
 def parsed(body: bytes) -> Any:
-    """Return the content of a body; reject one that is not JSON or holds too many values."""
+    """Return the content of a body; reject it if it is not JSON or has too many values."""
     try:
         encoding = json.detect_encoding(body)
         text = body if encoding == "utf-8" else body.decode(encoding).encode()
@@ -143,7 +144,7 @@ def parsed(body: bytes) -> Any:
         return from_json(text)
     except ValueError as error:
         if len(body) <= LARGE_BODY:
-            # It takes half characters (lone surrogates), too: what is wrong with a text is told later.
+            # This parser accepts lone surrogates; texts that contain them are rejected later.
             with suppress(ValueError, RecursionError):
                 return json.loads(body)
         reason = f"the body is not JSON: {error}" if body else "the body is empty; send a JSON object"
@@ -151,11 +152,11 @@ def parsed(body: bytes) -> Any:
 
 
 def check_items(body: bytes) -> None:
-    """Reject a body of more values or fields than any request has, before they are parsed."""
+    """Reject a body with more values or fields than any request has, before parsing it."""
     if _has_few_items(body):
         return
-    # Without escapes, every other stretch between quotes stands outside of strings. Each step is one linear
-    # call. The count is exact as far as the body is JSON, and the parser stops where it is not.
+    # Without escapes, every other piece between quotes is outside of strings. Each step is one linear call.
+    # The count is exact as far as the body is valid JSON, and the parser stops after that.
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     has_few_strings = plain.count(b'"') <= 2 * (MAX_ITEMS + MAX_FIELDS)
     if not (has_few_strings and _has_few_items(b"".join(plain.split(b'"')[::2]))):
@@ -205,7 +206,7 @@ def _item_pieces(items: Sequence[Any], write: Callable[..., bytes]) -> Iterator[
 
 
 def is_large(value: Any) -> bool:
-    """Return True if a result has more values than a piece; it counts no further than that."""
+    """Return True if a result has more values than a piece; count no further than that."""
     waiting, room = [value], PIECE_VALUES
     while waiting and room >= 0:
         each = _opened(waiting.pop())
@@ -226,19 +227,19 @@ def _opened(value: Any) -> Any:
     return value if names is None else {name: getattr(value, name) for name in names}
 
 
-# ---- what is wrong with a body, by its schema
+# ---- comparing a body with its schema
 
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """A value that is not what its location takes."""
+    """A value that does not match the schema at its location."""
 
     location: Location
     schema: Schema
     value: Any
 
     def line(self) -> str:
-        """What is expected there, and what is there."""
+        """Return a message: the expected type, and the sent one."""
         wanted, given = expected(self.schema), type_name(self.value)
         if "enum" in self.schema and isinstance(self.value, str):
             given = "another string"
@@ -247,7 +248,7 @@ class Mismatch:
 
 
 def error_in(schema: Schema, body: Any) -> str | None:
-    """What is wrong with a body, by the first thing that is; nothing where it fits the schema."""
+    """Return a message about the first error in a body, or None if it matches the schema."""
     fields: Schema = schema["properties"]
     required = schema.get("required", ())
     if not isinstance(body, dict):
@@ -264,13 +265,13 @@ def error_in(schema: Schema, body: Any) -> str | None:
 
 
 def validator_message(error: ValidationError) -> str:
-    """What pydantic found beyond the schema: where it is, for its own words are for programmers."""
+    """Return only the location of an error beyond the schema: pydantic's own text is for programmers."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{format_location(first['loc'][:1])}: is nothing that can be read here"
 
 
 def mismatch(schema: Schema, value: Any, location: Location) -> Mismatch | None:
-    """The first location in a value that does not fit, or nothing."""
+    """Return the first mismatch in a value, or None."""
     if "anyOf" in schema:
         return _mismatch_of_all(schema, value, location)
     if schema.get("type") == "array" and isinstance(value, list) and _has_size(schema, value):
@@ -282,7 +283,7 @@ def mismatch(schema: Schema, value: Any, location: Location) -> Mismatch | None:
 
 
 def _mismatch_of_all(schema: Schema, value: Any, location: Location) -> Mismatch | None:
-    """The mismatch of the option that is kept to the furthest, or nearest in kind: that one was meant."""
+    """Return the mismatch of the likeliest option: the one that matches furthest, or is nearest in type."""
     furthest: Mismatch | None = None
     for option in schema["anyOf"]:
         found = mismatch(option, value, location)
@@ -299,7 +300,7 @@ def _nearness(found: Mismatch) -> tuple[tuple[int, ...], bool]:
 
 
 def _fits(schema: Schema, value: Any) -> bool:
-    """Whether a value is a single one that fits; `True` is no whole number here."""
+    """Return True if a scalar matches the schema; `True` is not a whole number here."""
     match schema.get("type"):
         case "string":
             return isinstance(value, str) and value in schema.get("enum", (value,))
@@ -333,13 +334,13 @@ def _has_size(schema: Schema, value: Sequence[Any]) -> bool:
 
 
 def format_location(location: Sequence[str | int]) -> str:
-    """A location as programs write it, such as `texts[3]`."""
+    """Return a location as in a program, for example `texts[3]`."""
     steps = (f"[{part}]" if isinstance(part, int) else str(part)[:MAX_NAME] for part in location)
     return "".join(steps) or "the body"
 
 
 def expected(schema: Schema, names: Mapping[str, str] = ONE) -> str:
-    """What a location takes, in words; for many of it, with the other names."""
+    """Return the expected type in words; `names` has them in singular or plural."""
     if "anyOf" in schema:
         return _join([expected(option, names) for option in schema["anyOf"]], "or")
     if "enum" in schema:
@@ -351,7 +352,7 @@ def expected(schema: Schema, names: Mapping[str, str] = ONE) -> str:
 
 
 def type_name(value: Any) -> str:
-    """What a value is, without what it says."""
+    """Return the type of a value in words, without its content."""
     match value:
         case None:
             return "null"

@@ -1,6 +1,6 @@
-"""Routes that show the inside of a model: its tokens, heads and layers, and which words decided.
+"""Routes that show the inside of a model: its tokens, heads and layers, and the words that decided.
 
-Replies hold what the models return, unchecked (`model_construct`): a check would hold up the event loop.
+Replies contain the models' results unchecked (`model_construct`): a check would block the event loop.
 """
 
 from typing import Any
@@ -49,30 +49,30 @@ from bertsmith.serve.service import (
 )
 
 MAX_ALL_HEADS_TOKENS = 64
-"""Attention grows with the square of the length, times layers, times heads."""
+"""Maximum tokens for a view of all heads: attention grows with length², times layers, times heads."""
 MAX_HEAD_TOKENS = 512
-"""Of one head, or of all heads in small."""
+"""Maximum tokens for a view of one head, or of small maps of all heads."""
 MAX_WORD = 100
-"""Characters of a word whose senses are wanted."""
+"""Maximum characters of the word in a view of senses."""
 MAX_OCCURRENCES = 64
-"""Of a word: all are compared with each other, and a map of more is a cloud."""
+"""Maximum occurrences of a word: every two are compared, and a map of more is a cloud."""
 MAX_JOINT_TOKENS = 4096
-"""Of texts that go through the model in one piece, and nobody else meanwhile."""
+"""Maximum tokens of texts that are computed in one piece, while all other requests wait."""
 MAX_JOINT_CHARACTERS = 2**16
-"""Maximum total length of such texts: a word of any length may be a single token."""
+"""Maximum characters of texts that are computed in one piece: a word of any length may be one token."""
 MAX_GUESSES_TOKENS = 128
-"""Every layer gives scores of a whole vocabulary for every mask."""
+"""Maximum tokens for guesses: every layer scores the whole vocabulary for every mask."""
 MAX_WORDS = 120
-"""Words of which each is left out once: as many texts as there are words go through the model."""
+"""Maximum words of a text, which is computed once without each of them."""
 MAX_WORDS_CHARACTERS = 4000
 DIGITS = 4
 MAP_DIGITS = 2
 CANDIDATES = 20
-"""Answers among which the probability of one is looked up again."""
+"""Number of best answers in which to look up the probability of the original one."""
 
 
 def look_routes(service: Service) -> APIRouter:
-    """Routes that show the inside of a model."""
+    """Return the routes that show the inside of a model."""
     router = APIRouter(prefix="/look")
     _add_token_routes(router, service)
     _add_head_routes(router, service)
@@ -80,7 +80,7 @@ def look_routes(service: Service) -> APIRouter:
 
     @router.post("/words")
     async def look_at_words(request: WordsRequest) -> WordsResponse:
-        """Which words decided: what the outcome of a classifier or an answer loses without each of them."""
+        """Show which words decided: the loss of a class, score or answer without each of them."""
         model = service.models.with_ability(request.model, "classify", "score", "answer")
         _check_words_text(request, service.limits)
         reader = await model.reader()
@@ -109,13 +109,13 @@ def look_routes(service: Service) -> APIRouter:
 def _add_token_routes(router: APIRouter, service: Service) -> None:
     @router.post("/tokens")
     async def look_at_tokens(request: TokensRequest) -> TokensResponse:
-        """What the model reads of a text or pair, and a random masking of it."""
+        """Show the tokens of a text or pair as the model reads them, and a random masking of them."""
         found = await service.predict(_one_text("look/tokens", request, request.seed))
         return TokensResponse.model_construct(model=found.model, tokens=found.results[0].tokens)
 
     @router.post("/embedding")
     async def look_at_embedding(request: EmbeddingRequest) -> EmbeddingResponse:
-        """The vectors that are added up for one token."""
+        """Show the vectors that are added up for one token."""
         found = await service.predict(_one_text("look/embedding", request, request.token))
         parts = [{"name": each.name, "values": _rounded(each.values)} for each in found.results[0]]
         return EmbeddingResponse.model_construct(model=found.model, parts=parts)
@@ -124,7 +124,7 @@ def _add_token_routes(router: APIRouter, service: Service) -> None:
 def _add_head_routes(router: APIRouter, service: Service) -> None:
     @router.post("/attention")
     async def look_at_attention(request: IntrospectionRequest) -> AttentionResponse:
-        """What each token of a short text attends to, in every layer and head."""
+        """Show the attention between all tokens of a short text, in every layer and head."""
         wanted = _one_text("look/attention", request, max_tokens=MAX_ALL_HEADS_TOKENS)
         found = await service.predict(wanted)
         seen = found.results[0]
@@ -139,7 +139,7 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
 
     @router.post("/heads")
     async def look_at_heads(request: IntrospectionRequest) -> HeadsResponse:
-        """All heads in small: what each is like on this text, and where to look first."""
+        """Show all heads in small: the kind of each on this text, and a clear example to look at first."""
         found = await service.predict(_one_text("look/heads", request, max_tokens=MAX_HEAD_TOKENS))
         seen = found.results[0]
         return HeadsResponse.model_construct(
@@ -153,14 +153,14 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
 
     @router.post("/head")
     async def look_at_head(request: HeadRequest) -> HeadResponse:
-        """What each token attends to in one head, or on average over the heads of a layer."""
+        """Show the attention of one head, or the average over the heads of a layer."""
         head = (request.layer, request.head)
         found = await service.predict(_one_text("look/head", request, *head, max_tokens=MAX_HEAD_TOKENS))
         return HeadResponse.model_construct(model=found.model, weights=_rounded(found.results[0]))
 
     @router.post("/head-steps")
     async def look_at_head_steps(request: HeadStepsRequest) -> HeadStepsResponse:
-        """How one token's attention comes about in one head, number by number."""
+        """Show how one head computes the attention of one token, number by number."""
         asked = (request.layer, request.head, request.token)
         found = await service.predict(
             _one_text("look/head-steps", request, *asked, max_tokens=MAX_HEAD_TOKENS)
@@ -174,7 +174,7 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
 def _add_layer_routes(router: APIRouter, service: Service) -> None:
     @router.post("/senses")
     async def look_at_senses(request: SensesRequest) -> SensesResponse:
-        """Where the vectors of a word's occurrences lie, and how alike they are, layer by layer."""
+        """Show a map of a word's occurrences, and the cosines of their vectors, layer by layer."""
         check_word(request.word)
         key = BatchKey("look/senses", (request.word, MAX_OCCURRENCES))
         found = await service.predict(_joint(key, request.sentences, request.model, "sentences"))
@@ -187,7 +187,7 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
 
     @router.post("/similarity")
     async def look_at_similarity(request: SimilarityRequest) -> SimilarityResponse:
-        """How alike the mean vectors of texts are, layer by layer."""
+        """Show the cosines of the texts' mean vectors, layer by layer."""
         service.check_count(request.texts)
         wanted = _joint(BatchKey("look/similarity"), request.texts, request.model, "texts")
         found = await service.predict(wanted)
@@ -196,7 +196,7 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
 
     @router.post("/guesses")
     async def look_at_guesses(request: GuessesRequest) -> GuessesResponse:
-        """What would be guessed for each mask if the model ended after each of its layers."""
+        """Show the guesses for each mask if the model ended after each of its layers."""
         wanted = PredictionRequest(
             BatchKey("look/guesses", (request.top,)),
             [request.text],
@@ -209,7 +209,7 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
 
 
 def check_word(word: str) -> None:
-    """Reject what is no word whose senses could be shown."""
+    """Reject an empty or overlong word."""
     if len(word) > MAX_WORD:
         raise ApiError(422, f"word: has {len(word)} characters; at most {MAX_WORD} are looked for")
     if not word.strip():
@@ -244,7 +244,7 @@ def _cosines(seen: Any) -> dict[str, NDArray[np.float64]]:
     return {"similarity": _rounded(seen.plain), "centred": _rounded(seen.centred)}
 
 
-# ---- which words decided
+# ---- the words that decided
 
 
 def _check_words_text(request: WordsRequest, limits: Limits) -> None:
@@ -269,7 +269,7 @@ def _words_left_out(
 
 
 def _as_sent(request: WordsRequest) -> FieldNames:
-    """All texts are the one that was sent, each without another word."""
+    """Return the fields of the sent text for all texts: each is the sent one without another word."""
     return single_field("first") if request.second is None else pair_of_fields("first", "second")
 
 
@@ -278,6 +278,6 @@ def _class_outcome(found: Classification | float) -> dict[str, float]:
 
 
 def _answer_outcome(found: dict[str, Any]) -> dict[str, float]:
-    """The probability of each answer; no answer is an empty text."""
+    """Return the probability of each answer; no answer is an empty text."""
     chances = {each["text"]: each["probability"] for each in found["answers"]}
     return chances | {"": found["no_answer_probability"] or 0.0}

@@ -1,4 +1,4 @@
-"""The JSON of the routes that look inside of models."""
+"""JSON schemas of the routes that show the inside of a model."""
 
 from typing import Annotated
 
@@ -8,20 +8,20 @@ from bertsmith.serve.schemas import ApiRequest, ApiResponse, Candidate, Seed, Te
 
 
 class IntrospectionRequest(ApiRequest):
-    """A text, or two."""
+    """A text, or a pair of texts."""
 
     first: str
     second: str | None = None
 
 
 class TokensRequest(IntrospectionRequest):
-    """A text, or two, and which of the random maskings to show."""
+    """A text or pair, and the seed of the random masking to show."""
 
     seed: Seed = 0
 
 
 class TokenView(BaseModel):
-    """A token as the model takes it, and what masking did to it: nothing, mask, random or kept."""
+    """A token as the model reads it, and the effect of masking on it: nothing, mask, random or kept."""
 
     text: str
     id: int
@@ -34,13 +34,13 @@ class TokenView(BaseModel):
 
 
 class TokensResponse(ApiResponse):
-    """All tokens, the special ones among them."""
+    """All tokens, including the special ones."""
 
     tokens: list[TokenView]
 
 
 class AttentionResponse(ApiResponse):
-    """Who attends to whom: weights by layer, head, from, to."""
+    """Attention weights, indexed [layer][head][from][to]."""
 
     tokens: list[str]
     layers: int
@@ -49,14 +49,14 @@ class AttentionResponse(ApiResponse):
 
 
 class SensesRequest(ApiRequest):
-    """A word, and sentences in which it stands."""
+    """A word, and sentences that contain it."""
 
     word: str
     sentences: Texts
 
 
 class OccurrencePoint(BaseModel):
-    """One occurrence of the word, and its place on the map."""
+    """One occurrence of the word, and its point on the map."""
 
     sentence: int
     start: int
@@ -66,20 +66,20 @@ class OccurrencePoint(BaseModel):
 
 
 class LayerCosines(BaseModel):
-    """The cosine of each two vectors after one layer, as they are and without the mean of all tokens."""
+    """The cosine of every two vectors after one layer, as they are and without the mean of all tokens."""
 
     similarity: list[list[float]]
     centred: list[list[float]]
 
 
 class SensesLayer(LayerCosines):
-    """Where the occurrences lie after one layer, in units of the vectors' mean length."""
+    """Map of the occurrences after one layer, in units of the vectors' mean length."""
 
     plane: list[tuple[float, float]]
 
 
 class SensesResponse(ApiResponse):
-    """Every occurrence, and the cosine of each two, after the last layer; then the same for all layers.
+    """Every occurrence, and the cosine of every two, after the last layer; then the same for all layers.
 
     Layer 0 is the word's own vector, before position and context.
     """
@@ -90,13 +90,13 @@ class SensesResponse(ApiResponse):
 
 
 class SimilarityRequest(ApiRequest):
-    """Texts to compare, each with each, layer by layer."""
+    """Texts to compare with each other, layer by layer."""
 
     texts: Annotated[list[str], Field(fail_fast=True, min_length=2)]
 
 
 class SimilarityResponse(ApiResponse):
-    """The cosines of the mean vectors of the texts, from the tokens' own vectors to the last layer."""
+    """Cosines of the texts' mean vectors, from the tokens' own vectors to the last layer."""
 
     layers: list[LayerCosines]
 
@@ -109,14 +109,14 @@ class GuessesRequest(ApiRequest):
 
 
 class LayerGuessesView(BaseModel):
-    """What would be guessed after this layer; `final` is what the last layer's best guess has here."""
+    """Guesses after one layer; `final` is the probability here of the last layer's best guess."""
 
     guesses: list[Candidate]
     final: float
 
 
 class MaskLayersView(BaseModel):
-    """Where a mask stands, and the guesses for it from the embeddings to the last layer."""
+    """Offsets of a mask, and the guesses for it from the embeddings to the last layer."""
 
     start: int
     end: int
@@ -130,14 +130,14 @@ class GuessesResponse(ApiResponse):
 
 
 class HeadView(BaseModel):
-    """What a head is like: previous, next, itself, first, separator, broad or mixed, and how clearly."""
+    """Kind of a head (previous, next, itself, first, separator, broad or mixed), and how clear it is."""
 
     kind: str
     share: float
 
 
 class MomentView(BaseModel):
-    """A token, and another one apart from it that a head reads clearly."""
+    """An example to look at first: a head in which one token clearly reads another, distant one."""
 
     layer: int
     head: int
@@ -147,7 +147,7 @@ class MomentView(BaseModel):
 
 
 class HeadsResponse(ApiResponse):
-    """All heads in small: by layer and head their kind, and a map of at most 24 by 24 cells."""
+    """All heads in small, by layer and head: their kind, and a map of at most 24 by 24 cells."""
 
     tokens: list[str]
     special: list[bool]
@@ -157,20 +157,20 @@ class HeadsResponse(ApiResponse):
 
 
 class HeadRequest(IntrospectionRequest):
-    """A text, or two, and a head, counted from 0; without one, the mean of all heads of the layer."""
+    """A text or pair, and a head, counted from 0; without one, the mean of all heads of the layer."""
 
     layer: int = Field(ge=0)
     head: int | None = Field(None, ge=0)
 
 
 class HeadResponse(ApiResponse):
-    """Who attends to whom in this head: weights by from, to."""
+    """Attention weights of one head, indexed [from][to]."""
 
     weights: list[list[float]]
 
 
 class HeadStepsRequest(IntrospectionRequest):
-    """A text, or two, a head and a token, all counted from 0."""
+    """A text or pair, a head and a token, all counted from 0."""
 
     layer: int = Field(ge=0)
     head: int = Field(ge=0)
@@ -178,7 +178,7 @@ class HeadStepsRequest(IntrospectionRequest):
 
 
 class HeadStepsResponse(ApiResponse):
-    """Query, scores and weights of the token, key and value of those it reads most, and the sum."""
+    """Query, scores and weights of a token; keys and values of those that it reads most; the output."""
 
     query: list[float]
     scores: list[float]
@@ -190,33 +190,33 @@ class HeadStepsResponse(ApiResponse):
 
 
 class EmbeddingRequest(IntrospectionRequest):
-    """A text, or two, and one of its tokens, counted from 0."""
+    """A text or pair, and one of its tokens, counted from 0."""
 
     token: int = Field(ge=0)
 
 
 class EmbeddingPartView(BaseModel):
-    """A vector: of the token, its position, its segment, their sum, or the sum as it is normalised."""
+    """A vector: of the token, its position or its segment; their sum; or the normalised sum."""
 
     name: str
     values: list[float]
 
 
 class EmbeddingResponse(ApiResponse):
-    """What is added up for the token."""
+    """The vectors that are added up for the token."""
 
     parts: list[EmbeddingPartView]
 
 
 class WordsRequest(ApiRequest):
-    """A text to classify, or two; or a question and its passage."""
+    """A text or pair to classify, or a question and its passage."""
 
     first: str
     second: str | None = None
 
 
 class WordView(BaseModel):
-    """A word of the first text (part 0) or the second (1), and what the outcome loses without it."""
+    """A word of the first text (part 0) or the second (1), and the outcome's loss without it."""
 
     part: int
     start: int
@@ -225,7 +225,7 @@ class WordView(BaseModel):
 
 
 class WordsResponse(ApiResponse):
-    """Which words decided: the outcome's probability, or score, less that without each word."""
+    """The probability or score of the outcome, and its loss without each word."""
 
     outcome: str
     value: float

@@ -1,17 +1,17 @@
-"""What every request passes before its route: an ordinary ASGI middleware for each limit, outermost first.
-
+"""The ASGI middleware that every request passes before its route, outermost first.
 RequestLog      the request id, the log line, the metrics, and every ApiError as a response
 HostCheck       400 without exactly one valid Host header; 421 for a name that is not this server's
 Draining        503 while the server shuts down
 LoadShedding    429 while no model has room
 ApiKey          401
 BodyLimit       408 and 413: the body is read whole, in time, within its limit
-Deadline        504, and 499 where the client has gone: the work is cancelled
-HeadAsGet       HEAD wherever there is GET
+Deadline        504; 499 if the client has gone; the work is cancelled
+HeadAsGet       HEAD answered as GET
 
-The order is by cost: whatever rejects a request does so before anything dearer is done for it. Most requests
-for which there is no room do not even come here: `early_rejection.py`. Only HTTP requests do; the application
-passes ASGI's lifespan messages to its routes directly.
+
+Ordered by cost: cheap checks run before expensive work. Most requests without room do not even get here:
+`early_rejection.py`. Only HTTP requests do; the application passes ASGI's lifespan messages to its routes
+directly.
 """
 
 import asyncio
@@ -36,33 +36,33 @@ from bertsmith.serve.monitoring import Metrics, Repeats, log_failure, log_reques
 from bertsmith.serve.server_config import Limits
 
 CLIENT_CLOSED_REQUEST = 499
-"""Status, in log and metrics only, of a request whose client did not wait; the number is nginx's."""
+"""Status, in log and metrics only, if the client did not wait; the number is nginx's."""
 REJECTION_SECONDS = 1.0
-"""Between two lines on requests of a route that were rejected at once."""
+"""Seconds between two log lines on early rejections of one route."""
 VALID_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 OPEN_ROUTES = ("/health", "/ready", "/", "/page")
-"""Without a key: for load balancers, and for the playground, which holds nothing of anyone."""
+"""Routes that need no key: for load balancers, and for the playground, which contains no private data."""
 ROUTES_WHILE_DRAINING = ("/health", "/ready", "/metrics")
 MODEL_ROUTE = "/v1/models"
-"""Below it stands the name of a model, or whatever was taken for one."""
+"""Parent path of single models; the rest of a path is the model's name, as the client sent it."""
 UNKNOWN_ROUTE = "elsewhere"
 CLOSE = {"Connection": "close"}
 
 MAX_HOST = 60
-"""Of a host's name that is quoted."""
+"""Maximum length of a quoted host name."""
 HOST_HEADER = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::[0-9]*)?", re.IGNORECASE)
 """An IPv6 address in brackets, or a name or IPv4 address, with or without a port."""
 WITHOUT_HOST = ("0.9", "1.0")
 """Versions of HTTP that do not require a Host header: no browser sends them, but simple health checks do."""
 MAX_DISCARDED = 64 * 2**20
-"""So much of a body that is too long is still read: many clients read no response before all is sent."""
+"""Bytes of an overlong body that are still read: many clients read no response before they have sent all."""
 
 ABORT = "bertsmith.abort"
-"""Where a request's state holds the function that drops its connection at once."""
+"""Key in a request's state: the function that drops its connection at once."""
 REQUEST_CONTEXT = "bertsmith.request"
-"""Where a request's scope holds its context."""
+"""Key in a request's scope: its `RequestContext`."""
 LOG_FIELDS: ContextVar[dict[str, Any]] = ContextVar("log_fields")
-"""What the log will say of the current request beside its status: numbers and names, never its texts."""
+"""Additional fields of the current request's log line: numbers and names, never its texts."""
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -73,31 +73,31 @@ class ClientGone(Exception):
 
 @dataclass(slots=True)
 class ServerStatus:
-    """What all requests share."""
+    """State that all requests share."""
 
     open_requests: int = 0
-    """Between their first byte and their last."""
+    """Number of requests between their first byte and their last."""
     is_draining: bool = False
-    """Whether accepted requests finish and no others are accepted."""
+    """True while accepted requests finish and no others are accepted."""
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """A request, and how far its response is."""
+    """A request and the state of its response."""
 
     request_id: str
     route: str
     began: float = field(default_factory=time.monotonic)
     log_fields: dict[str, Any] = field(default_factory=dict)
     status: int = 0
-    """Of the response, once its head is sent."""
+    """Status of the response, once its head is sent."""
     is_sending: bool = False
-    """Whether a part of the response waits for the client to read."""
+    """True while a part of the response waits for the client to read."""
     is_answered: bool = False
 
 
 class RequestLog:
-    """Gives each request an id and a context, counts and logs it, and makes responses of errors."""
+    """Gives each request an id and a context, counts and logs it, and turns errors into responses."""
 
     def __init__(
         self, app: ASGIApp, status: ServerStatus, metrics: Metrics, *, limits: Limits, routes: frozenset[str]
@@ -107,7 +107,7 @@ class RequestLog:
         self._rejections = Repeats(REJECTION_SECONDS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, and write a line of the log."""
+        """Answer a request, and log it."""
         context = RequestContext(request_id_of(scope["headers"]), self.route_of(scope["path"]))
         scope[REQUEST_CONTEXT] = context
         LOG_FIELDS.set(context.log_fields)
@@ -117,7 +117,7 @@ class RequestLog:
             is_start = message["type"] == "http.response.start"
             if is_start:
                 message["headers"] = with_common_headers(message["headers"], context.request_id)
-            context.is_sending = True  # and stays so where the send is cancelled
+            context.is_sending = True  # and remains so if the send is cancelled
             await send(message)
             context.is_sending = False
             if is_start:
@@ -151,7 +151,7 @@ class RequestLog:
         await send_in_time(response, scope, receive, send, seconds=self._seconds)
 
     def route_of(self, path: str) -> str:
-        """The route of a path, by the name it has in log and metrics: a fixed set, whatever is sent."""
+        """Return the route of a path as log and metrics name it: one of a fixed set."""
         if path in self._routes:
             return path
         if path.startswith("/page/"):
@@ -173,7 +173,7 @@ class RequestLog:
         )
 
     def record_early_rejection(self, context: RequestContext, method: str) -> None:
-        """Count a request that was rejected at once; few are logged, as a line takes longer than the rest."""
+        """Count a request that was rejected at once; log few, as a line takes longer than the rest."""
         left_out = self._rejections.left_out(context.route)
         if left_out is None:
             self._count(context)
@@ -188,10 +188,10 @@ class RequestLog:
 
 
 class HostCheck:
-    """Takes requests that name this server as their host, or any one host if no names are given.
+    """Accepts requests that name this server as their host, or any one host if no names are given.
 
-    A page of another site can have its own name point to this machine (DNS rebinding), and is then of the
-    same origin as the server for its visitors' browsers; but these still send the name.
+    Another site can point its name at this machine (DNS rebinding). Its visitors' browsers then treat the
+    server as the same origin as the site's pages, but they still send that name.
     """
 
     def __init__(self, app: ASGIApp, allow_hosts: Sequence[str]) -> None:
@@ -219,7 +219,7 @@ class HostCheck:
 
 
 class Draining:
-    """Sends requests elsewhere while the server shuts down."""
+    """Rejects requests while the server shuts down."""
 
     def __init__(self, app: ASGIApp, status: ServerStatus) -> None:
         self._app, self._status = app, status
@@ -232,10 +232,10 @@ class Draining:
 
 
 class LoadShedding:
-    """Rejects requests for predictions while there is no room for them, before key and body are looked at.
+    """Rejects prediction requests while there is no room for them, before it reads key and body.
 
-    What comes here while there is none came in a burst, which is parsed before the first of it is counted, or
-    behind another request of its connection.
+    Requests that arrive here during overload came in a burst, parsed before its first request is counted, or
+    behind another request of their connection.
     """
 
     def __init__(self, app: ASGIApp, status: ServerStatus, models: ModelRegistry, limits: Limits) -> None:
@@ -248,21 +248,21 @@ class LoadShedding:
         await self._app(scope, receive, send)
 
     def rejects(self, method: str) -> bool:
-        """Whether there is no room for a request; a server that drains says so, however full it is."""
+        """Return True if there is no room for a request; while draining, False: `Draining` rejects it."""
         return method == "POST" and not self._status.is_draining and self.is_overloaded
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether a request for predictions would be rejected whatever it asks for."""
+        """True if every prediction request would be rejected."""
         return self._status.open_requests > self._limits.open_requests or self._models.are_full
 
     def retry_seconds(self) -> int:
-        """When there should be room again."""
+        """Return the seconds until there should be room again."""
         return self._models.retry_seconds()
 
 
 class ApiKey:
-    """Takes requests that bring the key."""
+    """Accepts requests that contain the API key."""
 
     def __init__(self, app: ASGIApp, key: str) -> None:
         self._app, self._key = app, key.encode()
@@ -272,7 +272,7 @@ class ApiKey:
         if scope[REQUEST_CONTEXT].route not in OPEN_ROUTES:
             given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
             scheme, _, key = given.partition(b" ")
-            # Compared in constant time: how long it takes must not tell how much of a key is right.
+            # Compare in constant time: the duration must not reveal how much of a key is right.
             if scheme.lower() != b"bearer" or not secrets.compare_digest(key.strip(), self._key):
                 fault = "the API key is wrong" if given else "this server asks for an API key"
                 message = f"{fault}; send it as Authorization: Bearer KEY"
@@ -281,13 +281,13 @@ class ApiKey:
 
 
 class BodyLimit:
-    """Reads each body whole before anything else is done: never too long, too slowly, or too many at once."""
+    """Reads each body whole before any other work, within limits of length, time and memory."""
 
     def __init__(self, app: ASGIApp, models: ModelRegistry, limits: Limits) -> None:
         self._app, self._models, self._limits = app, models, limits
         self._max_held = max(limits.held_bytes, limits.body_bytes)
         self.held_bytes = 0
-        """Of all requests that are not answered yet, those that are still arriving among them."""
+        """Bytes of the bodies of all unanswered requests, including those that are still arriving."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its body in one message; after it, `receive` waits for a disconnect."""
@@ -325,7 +325,7 @@ class BodyLimit:
             if has_room and size <= max_bytes:
                 parts.append(part)
                 self.held_bytes += len(part)
-            else:  # it is still read, for the client to read the response, but not kept
+            else:  # read on, so that the client gets to read the response, but keep nothing
                 self._release(parts)
         if size > max_bytes:
             raise self._too_large()
@@ -343,7 +343,7 @@ class BodyLimit:
 
 
 class Deadline:
-    """Lets the app answer while its time lasts and the client is there; then cancels it."""
+    """Runs the app until its time is over or the client has gone; then cancels it."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self._app, self._seconds = app, limits.request_seconds
@@ -355,11 +355,11 @@ class Deadline:
         deadline = asyncio.timeout(self._seconds)
 
         def expire_now(watch: asyncio.Task[None]) -> None:
-            # uvicorn tells of a complete response, too, as of a disconnect
+            # uvicorn reports a disconnect after a complete response, too
             if not (watch.cancelled() or context.is_answered or deadline.expired()):
                 deadline.reschedule(0.0)
 
-        # The app runs in the request's own task, and in one go until it waits for the model: another task
+        # The app runs in the request's own task, without a break until it waits for the model: another task
         # would let a burst of requests pass LoadShedding before any of them is queued.
         watch = asyncio.create_task(wait_for_disconnect(receive))
         watch.add_done_callback(expire_now)
@@ -386,13 +386,13 @@ class Deadline:
 
 
 class HeadAsGet:
-    """Answers HEAD, by which load balancers ask, as GET; the HTTP protocol drops the body."""
+    """Answers HEAD, which load balancers send, as GET; the HTTP protocol drops the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on under the name of GET."""
+        """Pass a HEAD request on as GET."""
         is_head = scope["method"] == "HEAD"
         await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
@@ -401,13 +401,13 @@ class Cors(CORSMiddleware):
     """Lets pages of other sites send requests; outermost, so that they can read errors too."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
-        """The answer to a browser that asks beforehand, which no other middleware sees."""
+        """Return the response to a browser's preflight request, which no other middleware sees."""
         response = super().preflight_response(request_headers)
         response.headers["x-request-id"] = request_id_of(request_headers.raw)
         return response
 
     def headers_for(self, request_headers: RawHeaders) -> RawHeaders:
-        """What this adds to the response to a request that does not come here."""
+        """Return the headers to add to a response that does not pass this middleware."""
         origin = Headers(raw=request_headers).get("origin")
         added = MutableHeaders({} if origin is None else self.simple_headers)
         if origin is not None and not self.allow_all_origins and self.is_allowed_origin(origin):
@@ -424,7 +424,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Whether a host is named by its number: nobody else can make it point here."""
+    """Return True if a host is named by its address, which no other site can point at this machine."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -433,25 +433,25 @@ def is_address(name: str) -> bool:
 
 
 def request_id_of(headers: RawHeaders) -> str:
-    """The id that a request brought, if it is a harmless one, or a new one."""
+    """Return the id that a request contains, if it is valid, or a new one."""
     given = next((value.decode("latin-1") for name, value in headers if name == b"x-request-id"), "")
     return given if VALID_ID.fullmatch(given) else new_request_id()
 
 
 def new_request_id() -> str:
-    """An id that no other request has."""
+    """Return a unique request id."""
     return secrets.token_hex(16)
 
 
 def with_common_headers(headers: RawHeaders, request_id: str) -> RawHeaders:
-    """The headers of a response, and those that every response carries."""
+    """Return the headers of a response with those that every response has."""
     common = [*headers, (b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
     is_kept = any(name == b"cache-control" for name, _ in headers)
     return common if is_kept else [*common, (b"cache-control", b"no-store")]
 
 
 def with_body(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives a body which has been read, and then whatever the connection gives."""
+    """Return a `receive` that yields a body which was read before, then the connection's messages."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive_on() -> Message:
@@ -463,7 +463,7 @@ def with_body(body: bytes, receive: Receive) -> Receive:
 async def send_in_time(
     response: ASGIApp, scope: Scope, receive: Receive, send: Send, *, seconds: float
 ) -> None:
-    """Send a response, and drop the connection where the client does not read it in this time."""
+    """Send a response; drop the connection if the client does not read it in this time."""
     try:
         async with asyncio.timeout(seconds):
             await response(scope, receive, send)
@@ -472,7 +472,7 @@ async def send_in_time(
 
 
 async def abort_connection(scope: Scope, receive: Receive) -> None:
-    """Drop a connection on which nobody reads: it would hold its responses in memory for ever."""
+    """Drop a connection that the client does not read: it would keep its responses in memory for ever."""
     if abort := scope.get("state", {}).get(ABORT):
         abort()
         await wait_for_disconnect(receive)
@@ -480,11 +480,11 @@ async def abort_connection(scope: Scope, receive: Receive) -> None:
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return once the client has gone, or has its whole response."""
+    """Return once the client has gone, or has received its whole response."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def _is_hopeless(announced: int, headers: Mapping[str, str], limits: Limits) -> bool:
-    """Whether a body is too long, and its client either waits for our word or has far too much to send."""
+    """Return True if a body is too long, and either not sent yet (Expect) or far too long to read."""
     return announced > limits.body_bytes and ("expect" in headers or announced > MAX_DISCARDED)

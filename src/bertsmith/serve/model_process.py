@@ -1,7 +1,7 @@
-"""The process that holds the models of a server, and answers the HTTP processes before it.
+"""The model process of a server: it holds the models and answers the HTTP processes.
 
-All queues are here, so that batches, limits and fairness are those of the whole server, whichever HTTP
-process a request came through. All state lives on the event loop, as in a server of one process.
+All queues are here, so that batches, limits and fairness span the whole server, whichever HTTP process a
+request came through. All state lives on the event loop, as in a server of one process.
 """
 
 import asyncio
@@ -29,38 +29,38 @@ from bertsmith.serve.server_config import ServerConfig
 from bertsmith.serve.shared_load import SharedLoad
 
 SAMPLES_SECONDS = 1.0
-"""For an HTTP process to tell its metrics; of one that does not, those count that it told before."""
+"""Seconds for an HTTP process to send its metrics; after that, those that it sent last count."""
 
 Answer = Callable[..., Awaitable[Any]]
-"""Called in the task that can be cancelled: what was cancelled before it began leaves nothing behind."""
+"""Function called in the cancellable task: a request cancelled before it began leaves nothing behind."""
 
 log = logging.getLogger("bertsmith.serve")
 
 
 class ModelProcess:
-    """The models, and the HTTP processes that ask them."""
+    """The models, and the HTTP processes that use them."""
 
     def __init__(self, config: ServerConfig, context: BaseContext, *, processes: int) -> None:
         self._metrics, self._channels = Metrics(), set[HttpChannel]()
         self.models = open_models(config, self._count_batch)
         self._metrics.watch_models(self.models)
-        self._ended: Samples = {}  # what was counted in HTTP processes that are no more
+        self._ended: Samples = {}  # counts of HTTP processes that have ended
         self.load = SharedLoad(context, models=len(self.models), processes=processes)
         self._publish()
 
     def descriptions(self) -> list[RemoteModelInfo]:
-        """What HTTP processes have to know of the models."""
+        """Return the descriptions of the models for HTTP processes."""
         return [RemoteModelInfo(model.name, model.info, model.tokenizer) for model in self.models]
 
     def close(self) -> None:
-        """Let every model's thread end."""
+        """End the thread of every model."""
         for model in self.models:
             model.close()
 
-    # ---- what HTTP processes ask for
+    # ---- requests of HTTP processes
 
     async def predict(self, process: int, content: bytes) -> list[Any]:
-        """The results of a request."""
+        """Return the results of a request."""
         asked = await in_thread_if(len(content) > LARGE_FRAME, decode_prediction, content)
         CONNECTION.set(None if asked.connection is None else (process, asked.connection))
         model = self.models[asked.model]
@@ -70,34 +70,34 @@ class ModelProcess:
         return await model.queue.predict(asked.key, asked.inputs(), asked.tokens(), admitted=asked.admitted)
 
     async def check_in_time(self, content: bytes) -> None:
-        """Reject a long request whose rest cannot be computed in time."""
+        """Reject a long request if the rest of it cannot be computed in time."""
         model, wanted, since = json.loads(content)
         await self.models[model].queue.check_in_time(wanted, since=since)
 
     async def metrics(self, asking: "HttpChannel", content: bytes) -> bytes:
-        """The metrics of all processes as text."""
+        """Return the metrics of all processes as text."""
         asking.samples = json.loads(content)
         told = [channel.ask_samples() for channel in self._channels if channel is not asking]
         if told:
             await asyncio.wait(told, timeout=SAMPLES_SECONDS)
         return self._metrics.text([self._ended, *(channel.samples for channel in self._channels)])
 
-    # ---- who is there, and what they see
+    # ---- connected HTTP processes, and the load that they see
 
     def add(self, channel: "HttpChannel") -> None:
-        """Take requests of an HTTP process."""
+        """Add an HTTP process to those that report metrics."""
         self._channels.add(channel)
 
     def remove(self, channel: "HttpChannel") -> None:
-        """Forget an HTTP process that has ended, except for what it has counted."""
+        """Remove an HTTP process that has ended, but keep its counts."""
         self._channels.discard(channel)
         self._ended = add_up([self._ended, counts_of(channel.samples)])
         self.load.forget(channel.process)
         self.publish_soon()
 
     def publish_soon(self) -> None:
-        """Show the load to the HTTP processes, once what came in now has found its place."""
-        # In this round of the event loop requests come to their queue, in the next one into a batch.
+        """Publish the load to the HTTP processes, once requests that have just arrived are queued."""
+        # In this round of the event loop requests enter their queue, in the next one a batch.
         loop = asyncio.get_running_loop()
         loop.call_soon(loop.call_soon, self._publish)
 
@@ -112,39 +112,39 @@ class ModelProcess:
 
 
 class HttpChannel(Channel):
-    """The way to one HTTP process."""
+    """The connection to one HTTP process."""
 
     def __init__(self, models: ModelProcess, process: int) -> None:
         super().__init__()
         self.process = process
         self.is_ready = False
-        """Whether it has begun to take requests."""
+        """True once it accepts requests."""
         self.is_silent = False
-        """True if nothing has come from it since this was last set."""
+        """True if no data has come from it since this was last set."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once it has ended."""
+        """Done once the process has ended."""
         self.samples: Samples = {}
-        """Its metrics, as it told them last."""
+        """Its metrics, as it sent them last."""
         self._models = models
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._told: asyncio.Future[None] | None = None
         models.add(self)
 
     def ask_samples(self) -> asyncio.Future[None]:
-        """Done once the HTTP process has told its metrics."""
+        """Ask for metrics; return a future that is done once they have arrived."""
         if self._told is None:
             self._told = asyncio.get_running_loop().create_future()
             self.send(Kind.SAMPLES)
         return self._told
 
     def data_received(self, data: bytes) -> None:
-        """Take the frames that are complete by now."""
+        """Handle the frames that are complete by now."""
         super().data_received(data)
         self.is_silent = False
         self._models.publish_soon()
 
     def on_frame(self, kind: Kind, number: int, content: bytes) -> None:
-        """Take a frame."""
+        """Handle a received frame."""
         match kind:
             case Kind.PREDICT:
                 self._models.load.count_taken(self.process)
@@ -167,7 +167,7 @@ class HttpChannel(Channel):
                 raise ValueError(f"the model process was sent a frame of kind {kind.name}")
 
     def on_lost(self) -> None:
-        """Drop what nobody waits for any more."""
+        """Cancel the work for a process that has ended."""
         for task in self._tasks.values():
             task.cancel()
         self._end_telling()

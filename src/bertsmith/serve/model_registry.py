@@ -1,7 +1,7 @@
-"""The models of a server: what each can do is known from the start, its weights come with the first use.
+"""The models of a server: their abilities are known from the start, their weights are loaded on first use.
 
-Routes see a `ServedModel`: in a server of one process a `LocalModel` with its `BatchQueue`; in an HTTP
-process one that passes requests on to the model process (`serve.remote_models`).
+Routes see a `ServedModel`. In a server of one process it is a `LocalModel` with its `BatchQueue`; in an HTTP
+process it passes requests on to the model process (`serve.remote_models`).
 """
 
 import asyncio
@@ -30,54 +30,54 @@ from bertsmith.serve.server_config import ServerConfig
 from bertsmith.tasks.kinds.registry import KINDS
 
 MAX_NAME = 60
-"""Characters of a name that is quoted."""
+"""Maximum length of a quoted name."""
 OnBatch = Callable[[str, BatchReport], None]
-"""Called with each batch that a model has computed."""
+"""Function called with each batch that a model has computed."""
 
 log = logging.getLogger("bertsmith.serve")
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What is known of a model without its weights."""
+    """Properties of a model that are known without its weights."""
 
     abilities: tuple[str, ...]
     labels: tuple[str, ...]
     mask: str | None
-    """How a mask is written."""
+    """The mask token, as written in a text."""
     takes_pairs: bool
     takes_single: bool
-    """A model that nobody here fine-tuned takes both."""
+    """True if it accepts single texts; a model that bertsmith did not fine-tune accepts both forms."""
     is_finetuned: bool
-    """Whether its folder says what becomes of long texts."""
+    """True if its folder decides what happens to long texts."""
     layers: int
     heads: int | None
     width: int
     max_tokens: int
-    """Tokens of the longest text it takes."""
+    """Number of tokens of the longest text that it accepts."""
     sentence: SentenceModules
-    """How it makes vectors of texts."""
+    """Pooling, normalisation and prompts for vectors of texts."""
     modified: int
-    """When its folder was last written, in seconds since 1970."""
+    """Time of the last change of its folder, in seconds since 1970."""
 
 
 class PredictionQueue(Protocol):
-    """Where requests wait for a model."""
+    """The queue of requests for a model."""
 
     @property
     def is_full(self) -> bool:
-        """Whether a request as long as the average one that waits would be rejected."""
+        """True if a request as long as the average waiting item would be rejected."""
 
     def retry_seconds(self) -> int:
-        """When there should be room again."""
+        """Return the seconds until there should be room again."""
 
     async def check_in_time(self, wanted: int, *, since: float) -> None:
-        """Reject a long request, begun then, of which the model cannot compute so many tokens in time."""
+        """Reject a request, begun at `since`, if `wanted` more tokens cannot be computed in time."""
 
     async def predict(
         self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
     ) -> list[Any]:
-        """The result of each input; cancelling it removes what was not begun from the queue."""
+        """Return the result of each input; cancellation removes inputs that have not begun."""
 
 
 class ServedModel(Protocol):
@@ -85,29 +85,29 @@ class ServedModel(Protocol):
 
     @property
     def name(self) -> str:
-        """What requests call it."""
+        """Name of the model in requests."""
 
     @property
     def info(self) -> ModelInfo:
-        """What is known of it without its weights."""
+        """Properties that are known without the weights."""
 
     @property
     def queue(self) -> PredictionQueue:
-        """Where requests wait for it."""
+        """The queue of its requests."""
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its weights are in memory."""
+        """True if its weights are in memory."""
 
     async def reader(self) -> Reader:
-        """What reads texts as the model takes them."""
+        """Return the reader that tokenizes texts for the model."""
 
     def close(self) -> None:
-        """Let it compute nothing more."""
+        """Stop computing."""
 
 
 class OpenedModels:
-    """Opens the folders of a server; a base that several of them stand on is in memory once, for good."""
+    """Opens the folders of a server; a base that several of them share is loaded only once, and kept."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -116,21 +116,22 @@ class OpenedModels:
             raise UserError("no model is an adapter", where="--base", remedy="leave it out")
         adapters = Counter(self._base_of(folder) for folder in folders if is_adapter(folder))
         standing = Counter(folder.resolve() for folder in folders if not is_adapter(folder))
-        # An adapter that has its base for itself is merged, which computes faster; 8-bit weights take none.
+        # A base with a single adapter is merged with it, which computes faster; 8-bit weights take no
+        # adapters.
         several = {base for base, count in adapters.items() if count + standing[base] > 1}
         self._shared = several if config.precision != "int8" else set[Path]()
         self._bases: dict[Path, Bert] = {}
         self._lock = threading.Lock()
 
     def open(self, folder: Path) -> Bert:
-        """The model of a folder, by itself or over a base that it shares with others."""
+        """Return the model of a folder, alone or over a base that it shares with others."""
         base = self._base_of(folder) if is_adapter(folder) else folder.resolve()
         if base not in self._shared:
             return self._load(folder)
         with self._lock:
             if base not in self._bases:
                 self._bases[base] = self._load(base)
-                # Made now: two threads that ask for it at once would each pack the weights.
+                # Packed now: two threads that need it at once would each pack the weights.
                 _ = self._bases[base].engine
         return self._bases[base].with_adapter(folder) if is_adapter(folder) else self._bases[base]
 
@@ -147,7 +148,7 @@ class OpenedModels:
 
 
 class LocalModel:
-    """A model folder, its weights once they were asked for, and what waits for it."""
+    """A model folder, its weights once they are needed, and its queue."""
 
     def __init__(
         self, name: str, folder: Path, config: ServerConfig, on_batch: OnBatch, *, opened: OpenedModels
@@ -157,7 +158,7 @@ class LocalModel:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"model-{name}")
         self._bert: Bert | None = opened.open(
             self._folder
-        )  # a wrong folder is told before the first request, not by it
+        )  # report a wrong folder at the start, not at the first request
         self.info, self.tokenizer = info_of(self._bert, self._folder), self._bert.tokenizer
         self.queue = BatchQueue(
             self._predict,
@@ -169,21 +170,21 @@ class LocalModel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its weights are in memory."""
+        """True if its weights are in memory."""
         return self._bert is not None
 
     async def reader(self) -> Reader:
-        """What reads texts as the model takes them; it comes with the weights."""
+        """Return the reader that tokenizes texts for the model; it is loaded with the weights."""
         return (await self.loaded()).reader
 
     async def loaded(self) -> Bert:
-        """The model, loaded now if it was not yet; whoever else asks meanwhile waits for the same one."""
+        """Return the model; load it if necessary, once for all requests."""
         if self._bert is not None:
             return self._bert
         return await asyncio.get_running_loop().run_in_executor(self._thread, self.load)
 
     def load(self) -> Bert:
-        """The model, loaded now if it was not yet."""
+        """Return the model; load it if necessary."""
         with self._load_lock:
             if self._bert is None:
                 try:
@@ -196,11 +197,11 @@ class LocalModel:
             return self._bert
 
     def release(self) -> None:
-        """Let go of the weights until they are asked for."""
+        """Release the weights until they are needed again."""
         self._bert = None
 
     def close(self) -> None:
-        """Let its thread end once it is idle."""
+        """End the thread once it is idle."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _predict(self, key: BatchKey, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -212,12 +213,12 @@ class LocalModel:
 
 
 def open_models(config: ServerConfig, on_batch: OnBatch) -> list[LocalModel]:
-    """The models of a server, each opened once."""
+    """Open each model of a server once; keep only the first in memory."""
     models: list[LocalModel] = []
     opened = OpenedModels(config)
     for name, folder in config.models.items():
         models.append(LocalModel(name, folder, config, on_batch, opened=opened))
-        if len(models) > 1:  # the first stays: one model, the usual case, answers at once
+        if len(models) > 1:  # the first remains: one model, the usual case, answers at once
             models[-1].release()
     return models
 
@@ -235,7 +236,7 @@ class ModelRegistry:
         return self._models[name]
 
     def with_ability(self, name: str | None, *abilities: str) -> ServedModel:
-        """The model of this name, or without one the first, that has one of these abilities."""
+        """Return the named model, or by default the first one, that has one of these abilities."""
         wanted = " or ".join(ABILITIES[ability] for ability in abilities)
         if name is None:
             found = [model for model in self if set(abilities) & set(model.info.abilities)]
@@ -249,35 +250,35 @@ class ModelRegistry:
         return model
 
     def get(self, name: str) -> ServedModel:
-        """The model of this name."""
+        """Return the model of this name."""
         if name not in self._models:
             message = f"there is no model {name[:MAX_NAME]!r} here; GET /models lists those there are"
             raise ApiError(404, message, error_type="model_not_found")
         return self._models[name]
 
     def pair_scorer(self, name: str | None) -> ServedModel | None:
-        """The model of this name, or without one the first, if it gives pairs of texts a number."""
+        """Return the model of this name, or by default the first one, that scores pairs, or None."""
         candidates = [model for model in self if name in (None, model.name)]
         fit = (each for each in candidates if "score" in each.info.abilities and each.info.takes_pairs)
         return next(fit, None)
 
     @property
     def are_full(self) -> bool:
-        """Whether no model would take anything more."""
+        """True if every model would reject another request."""
         return all(model.queue.is_full for model in self._models.values())
 
     def retry_seconds(self) -> int:
-        """When the first of them should have room again."""
+        """Return the seconds until the first model should have room again."""
         return min(model.queue.retry_seconds() for model in self._models.values())
 
     def close(self) -> None:
-        """Let every model's thread end."""
+        """End the thread of every model."""
         for model in self._models.values():
             model.close()
 
 
 def info_of(bert: Bert, folder: Path) -> ModelInfo:
-    """What there is to know of a model beside its weights."""
+    """Return the properties of a model that are known without its weights."""
     config = bert.model.network.config
     return ModelInfo(
         abilities=tuple(bert.abilities),
@@ -296,7 +297,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
 
 
 def _labels_of(bert: Bert) -> tuple[str, ...]:
-    """The classes or tags that a model knows; none where it has no such head."""
+    """Return the classes or tags of a model, or () if it has no head for them."""
     if bert.finetuned is not None:
         return bert.finetuned.config.labels
     labelling = {kind.ability for kind in KINDS.values() if kind.min_labels}

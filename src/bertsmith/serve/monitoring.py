@@ -1,4 +1,4 @@
-"""The access log, as JSON lines on standard error, and the metrics for Prometheus: never a word of a request.
+"""The access log (JSON lines on standard error) and the Prometheus metrics: neither quotes a request.
 
 Labels of metrics come from fixed sets, never from a request: each new value would stay in memory.
 """
@@ -25,16 +25,16 @@ log = logging.getLogger("bertsmith.serve")
 
 LOGGERS = ("bertsmith", "uvicorn", "asyncio")
 FAILURE_SECONDS = 10.0
-"""Between two lines on the same kind of failure of the event loop."""
+"""Seconds between two log lines on the same kind of event loop failure."""
 MAX_FRAMES = 8
-"""Of a traceback that are logged; those further out are always the same."""
+"""Frames of a traceback that are logged; the outer ones are always the same."""
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object for each record."""
+    """Formats each record as one JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The record as one line."""
+        """Return the record as one line."""
         fields: dict[str, Any] = getattr(record, "fields", {})
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": when, "level": record.levelname.lower(), "event": record.getMessage(), **fields}
@@ -45,19 +45,19 @@ class JsonLines(logging.Formatter):
 
 def log_request(fields: dict[str, Any]) -> None:
     """Log how a request ended."""
-    # Not by `info`, which walks the stack for a caller that is always the same.
+    # Not with `info`, which walks the stack for a caller that is always the same.
     if log.isEnabledFor(logging.INFO):
         where = (log.name, logging.INFO, __file__, 0)
         log.handle(log.makeRecord(*where, "request", (), None, extra={"fields": fields}))
 
 
 def log_failure(failure: BaseException, request_id: str) -> None:
-    """Log a fault of ours: where it happened, and in which request."""
+    """Log an internal error: its location, and the id of its request."""
     log.error("failure", extra={"fields": {"request_id": request_id, **failure_fields(failure)}})
 
 
 class Repeats:
-    """What comes ten thousand times a second and is logged once in so many, by its kind."""
+    """Limits log lines by kind, for events that occur ten thousand times a second."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -65,7 +65,7 @@ class Repeats:
         self._left_out: dict[str, int] = {}
 
     def left_out(self, kind: str) -> int | None:
-        """How many were left out since the last line; None: so is this one."""
+        """Return the number of lines suppressed since the last one, or None to suppress this one too."""
         left_out, now = self._left_out.get(kind, 0), time.monotonic()
         if now - self._logged.get(kind, -math.inf) < self._seconds:
             self._left_out[kind] = left_out + 1
@@ -75,10 +75,10 @@ class Repeats:
 
 
 class LoopFailures:
-    """Logs what the event loop reports, such as connections that cannot be accepted."""
+    """Logs what the event loop reports, for example connections that cannot be accepted."""
 
     def __init__(self) -> None:
-        self._repeats = Repeats(FAILURE_SECONDS)  # without it each of them is a traceback
+        self._repeats = Repeats(FAILURE_SECONDS)  # otherwise each failure would log a traceback
 
     def __call__(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Log a failure, unless one of its kind was logged a moment ago."""
@@ -92,7 +92,7 @@ class LoopFailures:
 
 
 class RemoteFailure(Exception):
-    """A fault in another process, by what the log says of it."""
+    """A failure in another process, with the fields of its log line."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields["failure"])
@@ -100,7 +100,7 @@ class RemoteFailure(Exception):
 
 
 def failure_fields(failure: BaseException) -> dict[str, Any]:
-    """What a fault was and where; not its message, in which a text may be quoted."""
+    """Return type and location of a failure; not its message, which may quote a text."""
     if isinstance(failure, RemoteFailure):
         return failure.fields
     frames = traceback.extract_tb(failure.__traceback__)[-MAX_FRAMES:]
@@ -109,8 +109,8 @@ def failure_fields(failure: BaseException) -> dict[str, Any]:
 
 
 def write_json_lines() -> None:
-    """Let everything that is logged come out as JSON lines."""
-    # What no line says need not be looked up for each of them.
+    """Format everything that is logged as JSON lines."""
+    # No log line contains these, so do not look them up for each record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())
@@ -128,7 +128,7 @@ TOKENS = (32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 
 
 Samples = dict[str, list[tuple[str, dict[str, str], float]]]
-"""Of each metric the name, the labels and the value of what was counted in one process; goes through JSON."""
+"""Name, labels and value of every sample in one process, by metric; can be sent as JSON."""
 
 
 class Metrics:
@@ -164,7 +164,7 @@ class Metrics:
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count a request that has ended."""
-        if (route, status) not in self._ended:  # to look labels up takes longer than to count
+        if (route, status) not in self._ended:  # looking up labels takes longer than counting
             self._ended[route, status] = (
                 self._requests.labels(route, str(status)),
                 self._seconds.labels(route),
@@ -184,25 +184,25 @@ class Metrics:
             waited.observe(seconds)
 
     def watch_requests(self, open_requests: Callable[[], int]) -> None:
-        """Show how many requests are open whenever somebody looks."""
+        """Report the number of open requests whenever the metrics are read."""
         self._open.set_function(open_requests)
 
     def watch_models(self, models: Iterable[LocalModel]) -> None:
-        """Show what waits for these models whenever somebody looks."""
+        """Report the queues of these models whenever the metrics are read."""
         for model in models:
             self._waiting.labels(model.name).set_function(partial(getattr, model.queue, "requests"))
             self._waiting_tokens.labels(model.name).set_function(partial(getattr, model.queue, "tokens"))
             self._loaded.labels(model.name).set_function(partial(getattr, model, "is_loaded"))
 
     def samples(self) -> Samples:
-        """What was counted here, for another process to add up."""
+        """Return the samples of this process, to be added up in another one."""
         return {
             metric.name: [(each.name, each.labels, each.value) for each in metric.samples]
             for metric in self._registry.collect()
         }
 
     def text(self, others: Sequence[Samples] = ()) -> bytes:
-        """All metrics in Prometheus' text format, with those of other processes added."""
+        """Return all metrics in Prometheus' text format, including those of other processes."""
         return generate_latest(Summed(self._registry, add_up([self.samples(), *others])))
 
 
@@ -214,14 +214,14 @@ class Summed(CollectorRegistry):
         self._of, self._samples = registry, samples
 
     def collect(self) -> Iterable[Metric]:
-        """Each metric with its samples."""
+        """Yield each metric with its samples."""
         for metric in self._of.collect():
             metric.samples = [Sample(*each) for each in self._samples[metric.name]]
             yield metric
 
 
 def add_up(several: Iterable[Samples]) -> Samples:
-    """The samples of several processes as one: counts, buckets and sums add up, and so do gauges."""
+    """Return the sums over several processes: counts, buckets and sums add up, and so do gauges."""
     sums: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
     for samples in several:
         for metric, own in samples.items():
@@ -237,5 +237,5 @@ def add_up(several: Iterable[Samples]) -> Samples:
 
 
 def counts_of(samples: Samples) -> Samples:
-    """The samples without those of the moment: what remains of a process that has ended."""
+    """Return the samples to keep of a process that has ended: all but its open requests."""
     return {metric: own for metric, own in samples.items() if metric != f"{NAMESPACE}_{OPEN_REQUESTS}"}

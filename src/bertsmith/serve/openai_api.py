@@ -57,7 +57,7 @@ class Embedding(BaseModel):
 
 
 class Usage(BaseModel):
-    """Tokens that were read, special ones included."""
+    """Number of tokens read, including special ones."""
 
     prompt_tokens: int
     total_tokens: int
@@ -89,22 +89,22 @@ class OpenAiModels(BaseModel):
 
 
 def openai_routes(service: Service) -> APIRouter:
-    """Routes in OpenAI's shape."""
+    """Return the routes in OpenAI's shape."""
     router = APIRouter(prefix="/v1")
 
     @router.get("/models")
     async def list_models() -> OpenAiModels:
-        """The models of this server."""
+        """List the models of this server."""
         return OpenAiModels(data=[_listed(model) for model in service.models])
 
     @router.get("/models/{name:path}")
     async def show_model(name: str) -> OpenAiModel:
-        """A model of this server; its name may hold slashes."""
+        """Show a model of this server; its name may contain slashes."""
         return _listed(service.models.get(name))
 
     @router.post("/embeddings")
     async def embeddings(request: EmbeddingsRequest) -> EmbeddingsResponse:
-        """A vector of length 1 for each input, pooled as the model's folder says."""
+        """Return a vector of length 1 for each input, pooled as configured in the model's folder."""
         model = service.models.with_ability(request.model, "embed")
         is_one = isinstance(request.input, str) or isinstance(request.input[0], int)
         fields = single_field("input") if is_one else list_field("input")
@@ -122,7 +122,7 @@ def openai_routes(service: Service) -> APIRouter:
 
 
 def vectors_of(found: Predictions, dimensions: int | None) -> NDArray[np.float64]:
-    """The vectors that were predicted, or the first dimensions of them."""
+    """Return the predicted vectors, or the first `dimensions` of their dimensions."""
     rows = np.stack(found.results).astype(np.float64)
     if dimensions is not None and dimensions > rows.shape[1]:
         message = f"dimensions: the model's vectors have {rows.shape[1]}, not {dimensions}"

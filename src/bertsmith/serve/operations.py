@@ -1,4 +1,4 @@
-"""What a request can ask of a model: many texts in, a result for each out.
+"""Operations that a request can ask of a model: many texts in, one result per text out.
 
 A new route of the API is a function in `routes`, its JSON in `schemas`, and an operation here, found by name.
 """
@@ -17,33 +17,33 @@ from bertsmith.inference.outputs import Json, answers_to_json, masks_to_json, ta
 from bertsmith.inference.text_reader import TokenizedText
 
 Inputs = Sequence[TokenizedText]
-"""Texts or pairs, with the tokens by which they were weighed."""
+"""Texts or pairs with their tokens."""
 Options = tuple[Any, ...]
-"""Those of the batch's key."""
+"""The options of a batch key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something that models compute for requests, several of them at once."""
+    """A computation that a model does for several requests at once."""
 
     name: str
     ability: str
-    """What a model must be able to do."""
+    """The ability that a model needs."""
     predict: Callable[[Bert, Sequence[Any], Options], Sequence[Any]]
-    """A result for each input."""
+    """Function that returns a result for each input."""
     windowed: bool = False
-    """Whether long texts are read in windows."""
+    """True if long texts are read in windows."""
     obeys_folder: bool = False
-    """Whether a fine-tuned folder says what becomes of long texts."""
+    """True if the folder of a fine-tuned model decides what happens to long texts."""
     reads_masks: bool = False
-    """Whether a mask in a text is more than its characters."""
+    """True if a mask token in a text is a mask, not plain text."""
     joint: bool = False
-    """Whether all texts of a request are one input, with one result."""
+    """True if all texts of a request are one input, with one result."""
     predict_in_steps: Callable[[Bert, Sequence[Any], Options], Steps[Sequence[Any]]] | None = None
-    """The same, for texts so long that others should have a turn between two batches of theirs."""
+    """Like `predict`, in steps: other requests get a turn between two batches of a long text."""
 
     def takes_long_texts(self, *, is_finetuned: bool) -> bool:
-        """Whether a text may be longer than what the model reads at once."""
+        """Return True if a text may be longer than what the model reads at once."""
         return self.windowed or (self.obeys_folder and is_finetuned)
 
 
@@ -82,7 +82,7 @@ def _answer(bert: Bert, pairs: Inputs, options: Options) -> Steps[list[Json]]:
 def _in_steps(
     name: str, in_steps: Callable[[Bert, Inputs, Options], Steps[list[Any]]], **long_texts: bool
 ) -> Operation:
-    """An operation that can be computed a batch at a time."""
+    """Return an operation that can be computed a batch at a time."""
     return Operation(
         name,
         name,
@@ -97,7 +97,7 @@ def _choose(bert: Bert, requests: Sequence[Inputs], _: Options) -> list[Any]:
 
 
 def _embed(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
-    # The routes cut vectors and give them the length 1; a row, not a list of numbers, for each.
+    # The routes cut and normalise vectors; return a row for each, not a list of numbers.
     return list(bert.embed(texts, normalize=False).numpy())
 
 

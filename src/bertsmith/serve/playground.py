@@ -1,4 +1,4 @@
-"""The playground: a folder of files, held in memory, that load nothing from elsewhere."""
+"""The playground: a folder of files, held in memory, that load nothing from other servers."""
 
 import hashlib
 from pathlib import Path
@@ -26,16 +26,16 @@ POLICY = (
     "default-src 'self'; img-src 'self' blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "object-src 'none'"
 )
-"""Scripts, styles, pictures and requests only from this server, nothing inline, in nobody's frame.
+"""Scripts, styles, pictures and requests only from this server; nothing inline; no use in frames.
 
 A picture may also be one that the page itself has drawn (blob:), to save it as PNG.
 """
 CACHING = "no-cache"
-"""Files are asked for each time, and sent only where they have changed."""
+"""Browsers ask for a file each time, and get it only if it has changed."""
 
 
 def playground_routes(folder: Path = PAGE) -> APIRouter:
-    """Routes that serve the files of the page, and no others."""
+    """Return the routes that serve the files of the page, and no others."""
     files = {file.name: file.read_bytes() for file in folder.glob("*") if file.suffix in TYPES}
     assert START in files, f"{folder} lacks {START}: the installation is incomplete"
     router = APIRouter(include_in_schema=False)

@@ -1,8 +1,8 @@
-"""A server of several HTTP processes before one model process, which starts, watches and ends them.
+"""A server of several HTTP processes and one model process, which starts, watches and ends them.
 
-Each HTTP process has a listening socket of its own on the same port (SO_REUSEPORT), between which the kernel
-spreads connections evenly. The model process keeps all of these sockets: where an HTTP process ends before
-its time, connections wait in its backlog for the one that is started in its place.
+Each HTTP process listens on its own socket on the same port (SO_REUSEPORT), and the kernel spreads
+connections evenly. The model process keeps all of these sockets: if an HTTP process dies, connections wait in
+its backlog for the process that replaces it.
 
 They come from multiprocessing's fork server, a process that has imported everything and holds nothing: they
 start in a moment, share its memory, and inherit no thread and no GPU of the model process.
@@ -33,13 +33,13 @@ from bertsmith.serve.server_config import ServerConfig, share_of
 
 MAX_DEFAULT_PROCESSES = 8
 SWITCH_SECONDS = 0.00005
-"""For which the thread that takes in requests keeps the interpreter from the model's, which gives it away at
-each of its hundred kernels and needs it back: beside a busy thread, 120 small ones took 6 and 8 ms with
-0.5 ms here, 1.0 and 1.4 ms with this, at the same CPU time for a request."""
+"""Seconds for which the thread that receives requests may keep the GIL. The model's thread releases it at
+each of its hundred kernels and needs it back. With a busy thread, 120 small kernels took 6 and 8 ms with 0.5
+ms here, and 1.0 and 1.4 ms with this value. CPU time per request is the same."""
 JOIN_SECONDS = 5.0
-"""For a process whose channel has ended to end, too."""
+"""Seconds to wait for a process to end after its channel has ended."""
 RESTART_SECONDS = 1.0
-"""Before the next try, where an HTTP process could not be started again."""
+"""Seconds to wait after an HTTP process could not be started again."""
 WATCH_SECONDS = 1.0
 """Seconds between two looks at an HTTP process."""
 DEAF_LOOKS = 10
@@ -50,20 +50,20 @@ log = logging.getLogger("bertsmith.serve")
 
 
 def default_http_processes(device: str) -> int:
-    """One before a CPU, whose cores the model needs; before a GPU, which waits for HTTP, half the cores."""
+    """Return 1 for a CPU, as the model needs its cores; half the cores for a GPU, which waits for HTTP."""
     is_gpu = torch.cuda.is_available() if device == "auto" else device.startswith("cuda")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(MAX_DEFAULT_PROCESSES, cores // 2)) if is_gpu else 1
 
 
 class ProcessServer:
-    """The model process of a server, with an HTTP process behind each of these sockets."""
+    """The model process of a server, with one HTTP process for each of these sockets."""
 
     def __init__(self, config: ServerConfig, listening: Sequence[socket.socket]) -> None:
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload([run_http_process.__module__])
         try:
-            forkserver.ensure_running()  # it imports while the models are read
+            forkserver.ensure_running()  # it imports while the models are loaded
         except OSError as error:
             remedy = "let /tmp be written to, or give --http-processes 1"
             raise UserError(f"cannot start HTTP processes ({error.strerror})", remedy=remedy) from error
@@ -75,7 +75,7 @@ class ProcessServer:
         self._is_draining = False
 
     def run(self) -> None:
-        """Answer requests until SIGTERM or Ctrl-C; a second signal ends it at once."""
+        """Answer requests until SIGTERM or Ctrl-C; a second signal ends the server at once."""
         prepare_process(SWITCH_SECONDS)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve())
@@ -92,7 +92,7 @@ class ProcessServer:
             self._models.close()
 
     async def _keep(self, number: int) -> None:
-        """Keep an HTTP process running behind a socket until the server drains."""
+        """Keep an HTTP process running on a socket until the server drains."""
         has_served = False
         while not self._is_draining:
             was_ready, reason = await self._run_one(number)
@@ -104,11 +104,11 @@ class ProcessServer:
                 raise UserError(what, remedy="its messages say why; --http-processes 1 does without")
             fields = {"process": number, "reason": reason}
             log.error("an HTTP process has ended; another is started", extra={"fields": fields})
-            if not was_ready:  # the others go on meanwhile
+            if not was_ready:  # the others continue meanwhile
                 await asyncio.sleep(RESTART_SECONDS)
 
     async def _run_one(self, number: int) -> tuple[bool, str]:
-        """Run an HTTP process; once it has ended, whether it has taken requests, and why it ended."""
+        """Run an HTTP process until it ends; return whether it accepted requests, and why it ended."""
         try:
             channel, process = await self._start(number)
         except (OSError, EOFError) as error:  # no memory or descriptors, or no fork server any more
@@ -121,7 +121,7 @@ class ProcessServer:
             channel.close()
             await channel.lost
         await asyncio.to_thread(process.join, JOIN_SECONDS)
-        if process.is_alive():  # without a channel, and beside the one in its place, it is of no use
+        if process.is_alive():  # without a channel it is of no use, and another process will replace it
             process.kill()
             await asyncio.to_thread(process.join, JOIN_SECONDS)
         del self._running[channel]
@@ -142,7 +142,7 @@ class ProcessServer:
     async def _start(self, number: int) -> tuple[HttpChannel, ForkServerProcess]:
         self._models.load.forget(number)
         near, far = socket.socketpair()
-        # A copy: a signal may close ours before it is passed on.
+        # A copy: a signal may close the original before it is passed on.
         with far, self._listening[number].dup() as listening:
             config = HttpProcessConfig(
                 number, self._config, self._descriptions, self._models.load, far, listening
@@ -157,7 +157,7 @@ class ProcessServer:
         return channel, process
 
     def _stop(self) -> None:
-        """Begin to drain; the second time, end."""
+        """Begin to drain; at the second call, end at once."""
         if self._is_draining:
             self._kill()
             return

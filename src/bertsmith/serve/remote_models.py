@@ -1,4 +1,4 @@
-"""The models of a server as its HTTP processes see them: texts are read here and computed elsewhere."""
+"""The models of a server in an HTTP process: texts are tokenized here and computed elsewhere."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ ALIVE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RemoteModelInfo:
-    """What an HTTP process has to know of a model."""
+    """Description of a model for an HTTP process."""
 
     name: str
     info: ModelInfo
@@ -43,7 +43,7 @@ class RemoteModelInfo:
 
 
 class ModelChannel(Channel):
-    """The way to the model process."""
+    """The connection to the model process."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class ModelChannel(Channel):
         self.samples: Callable[[], Samples] = dict
 
     async def ask(self, kind: Kind, content: bytes) -> Any:
-        """What the model process answers; cancelling it is told there."""
+        """Return the reply of the model process; if cancelled, cancel the request there, too."""
         if not self.is_open:
             raise _ended()
         number = next(self._numbers)
@@ -72,11 +72,11 @@ class ModelChannel(Channel):
         return await in_thread_if(len(answer) > LARGE_FRAME, decode_results, answer)
 
     def tell_samples(self) -> None:
-        """Tell the metrics of this process, for whoever asks another one for the sum."""
+        """Send the metrics of this process, which another process may need for the sum."""
         self.send(Kind.SAMPLES, content=json.dumps(self.samples()).encode())
 
     def on_frame(self, kind: Kind, number: int, content: bytes) -> None:
-        """Take a frame."""
+        """Handle a received frame."""
         match kind:
             case Kind.RESULTS | Kind.ERROR:
                 reply = self._replies.get(number)
@@ -90,7 +90,7 @@ class ModelChannel(Channel):
                 raise ValueError(f"an HTTP process was sent a frame of kind {kind.name}")
 
     def on_lost(self) -> None:
-        """Let nobody wait for a process that has ended."""
+        """Fail all requests to the model process, which has ended."""
         for reply in self._replies.values():
             if not reply.done():
                 reply.set_exception(_ended())
@@ -110,27 +110,27 @@ class RemoteQueue:
 
     @property
     def is_full(self) -> bool:
-        """Whether a request as long as the average one that waits would be rejected."""
+        """True if a request as long as the average waiting item would be rejected."""
         return self._load.free(self._model) <= 0
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the model's weights are in memory."""
+        """True if the model's weights are in memory."""
         return self._load.is_loaded(self._model)
 
     def retry_seconds(self) -> int:
-        """When there should be room again."""
+        """Return the seconds until there should be room again."""
         return self._load.retry_seconds(self._model)
 
     async def check_in_time(self, wanted: int, *, since: float) -> None:
-        """Reject a long request, begun then, of which the model cannot compute so many tokens in time."""
+        """Reject a request, begun at `since`, if `wanted` more tokens cannot be computed in time."""
         # The monotonic clock is the same in all processes of a machine.
         await self._channel.ask(Kind.IN_TIME, json.dumps([self._model, wanted, since]).encode())
 
     async def predict(
         self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
     ) -> list[Any]:
-        """The result of each input; cancelling it removes what was not begun from the queue."""
+        """Return the result of each input; cancellation removes inputs that have not begun."""
         texts = inputs[0] if OPERATIONS[key.operation].joint else inputs
         client = CONNECTION.get()
         connection = None if client is None else hash(client) % CONNECTION_NUMBERS
@@ -152,15 +152,15 @@ class RemoteModel:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether its weights are in memory."""
+        """True if its weights are in memory."""
         return self.queue.is_loaded
 
     async def reader(self) -> Reader:
-        """What reads texts as the model takes them."""
+        """Return the reader that tokenizes texts for the model."""
         return self._reader
 
     def close(self) -> None:
-        """Nothing of it computes here."""
+        """Do nothing: the model computes in another process."""
 
 
 class RemoteModels:
@@ -182,6 +182,6 @@ class RemoteModels:
             raise ApiError(503, "the process that computes does not answer") from None
 
     async def metrics(self, own: Samples) -> bytes:
-        """The metrics of all processes as text."""
+        """Return the metrics of all processes as text."""
         text: bytes = await self.channel.ask(Kind.METRICS, json.dumps(own).encode())
         return text

@@ -1,4 +1,4 @@
-"""Our own routes: what a model predicts for texts."""
+"""The routes of bertsmith's own API: what a model predicts for texts."""
 
 from collections.abc import Sequence
 
@@ -40,12 +40,12 @@ from bertsmith.serve.service import (
 
 
 def prediction_routes(service: Service) -> APIRouter:
-    """Routes that give predictions."""
+    """Return the routes for predictions."""
     router = APIRouter()
 
     @router.post("/fill")
     async def fill(request: FillRequest) -> FillResponse:
-        """The most probable tokens for each mask of a text."""
+        """Return the most probable tokens for each mask of a text."""
         texts, key = [request.text], BatchKey("fill", (request.top,))
         found = await service.predict(
             PredictionRequest(key, texts, request.model, fields=single_field("text"))
@@ -54,7 +54,7 @@ def prediction_routes(service: Service) -> APIRouter:
 
     @router.post("/next")
     async def next_sentence(request: NextRequest) -> NextResponse:
-        """Whether the second text follows the first."""
+        """Predict whether the second text follows the first."""
         pairs, fields = [(request.first, request.second)], pair_of_fields("first", "second")
         found = await service.predict(
             PredictionRequest(BatchKey("next"), pairs, request.model, fields=fields)
@@ -64,7 +64,7 @@ def prediction_routes(service: Service) -> APIRouter:
 
     @router.post("/classify")
     async def classify(request: ClassifyRequest) -> ClassifyResponse:
-        """The class of each text, its classes, or its number, by the kind of model."""
+        """Return the class of each text, its classes, or its number, by the kind of model."""
         service.check_count(request.texts)
         found = await classify_texts(service, [as_text(each) for each in request.texts], model=request.model)
         results = [classification_to_json(each) for each in found.results]
@@ -72,13 +72,13 @@ def prediction_routes(service: Service) -> APIRouter:
 
     @router.post("/tag")
     async def tag(request: TagRequest) -> TagResponse:
-        """The tag of each word, and the entities that tags mark, such as names."""
+        """Return the tag of each word, and the entities that the tags mark, for example names."""
         found = await service.predict(PredictionRequest(BatchKey("tag"), request.texts, request.model))
         return TagResponse.model_construct(model=found.model, results=found.results)
 
     @router.post("/answer")
     async def answer(request: AnswerRequest) -> AnswerResponse:
-        """What the passage answers, to the letter; a long passage is read in windows."""
+        """Return answers that are parts of the passage; a long passage is read in windows."""
         pairs, fields = [(request.question, request.passage)], pair_of_fields("question", "passage")
         key = BatchKey("answer", (request.best,))
         found = await service.predict(PredictionRequest(key, pairs, request.model, fields=fields))
@@ -86,7 +86,7 @@ def prediction_routes(service: Service) -> APIRouter:
 
     @router.post("/choose")
     async def choose(request: ChooseRequest) -> ChooseResponse:
-        """Which of several options fits the context best."""
+        """Choose the option that fits the context best."""
         service.check_count(request.options)
         wanted = PredictionRequest(
             BatchKey("choose"),
@@ -100,7 +100,7 @@ def prediction_routes(service: Service) -> APIRouter:
 
     @router.post("/compare")
     async def compare(request: CompareRequest) -> CompareResponse:
-        """How alike texts are, each with each."""
+        """Return the cosine similarity of every two texts."""
         service.check_count(request.texts)
         model = service.models.with_ability(request.model, "embed")
         found = await service.predict(embedding_request(model, request.texts))
@@ -118,7 +118,7 @@ async def classify_texts(
     truncate: bool = False,
     fields: FieldNames = TEXTS,
 ) -> Predictions:
-    """The class of each text, or its number where the model gives numbers."""
+    """Return the class of each text, or its number if the model gives numbers."""
     written = [as_written(each) for each in texts]
     chosen = _text_classifier(service, written[0], model)
     check_forms(written, chosen, fields)
@@ -136,7 +136,7 @@ def embedding_request(
     truncate: bool = False,
     fields: FieldNames = TEXTS,
 ) -> PredictionRequest:
-    """Return a request for the vectors of texts, behind the prompt of this name or the model's usual one."""
+    """Return a request for the vectors of texts, with the named prompt or the model's default one."""
     sentence = model.info.sentence
     if prompt_name is not None and prompt_name not in sentence.prompts:
         known = f"it has {', '.join(sentence.prompts) or 'none'}"
@@ -148,8 +148,8 @@ def embedding_request(
 
 
 def _text_classifier(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:
-    """The model of this name, or without one the first, that gives classes or numbers to such texts."""
-    named = service.models.with_ability(name, "classify", "score")  # an error where there is none at all
+    """Return the model of this name, or by default the first one, that classifies or scores such texts."""
+    named = service.models.with_ability(name, "classify", "score")  # raises if there is none
     if name is not None:
         return named
     is_single = isinstance(text, str)
@@ -163,7 +163,7 @@ def _text_classifier(service: Service, text: str | tuple[str, str], name: str | 
 
 
 def check_forms(texts: Sequence[str | tuple[str, str]], model: ServedModel, fields: FieldNames) -> None:
-    """Reject a pair or a single text where the model was fine-tuned on the other."""
+    """Reject a pair or a single text if the model was fine-tuned on the other form."""
     for index, text in enumerate(texts):
         if isinstance(text, str) and not model.info.takes_single:
             takes = "pairs; send [first, second]"
@@ -175,10 +175,10 @@ def check_forms(texts: Sequence[str | tuple[str, str]], model: ServedModel, fiel
 
 
 def context_and_options(index: int) -> tuple[str, ...]:
-    """The context, and the options after it."""
+    """Return the field of an input: the context, then the options."""
     return (f"options[{index - 1}]" if index else "context",)
 
 
 def as_text(sent: SentTextOrPair) -> str | tuple[str, str]:
-    """A text or a pair, as the models take it."""
+    """Return a text or pair as the models take it."""
     return sent if isinstance(sent, str) else (sent[0], sent[1])

@@ -1,4 +1,4 @@
-"""The JSON of our own routes. Offsets count Unicode code points; `end` is past the last one."""
+"""JSON schemas of bertsmith's own routes. Offsets count Unicode code points; `end` is past the last one."""
 
 from typing import Annotated, Any
 
@@ -20,13 +20,13 @@ class ApiRequest(BaseModel):
 
 
 class ApiResponse(BaseModel):
-    """A response, with the model that gave it."""
+    """A response, with the name of the model that gave it."""
 
     model: str
 
 
 class ErrorDetail(BaseModel):
-    """What went wrong."""
+    """Message, type and request id of an error."""
 
     message: str
     type: str
@@ -34,7 +34,7 @@ class ErrorDetail(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """The response to every request that fails."""
+    """The response to every failed request."""
 
     error: ErrorDetail
 
@@ -54,7 +54,7 @@ class Candidate(BaseModel):
 
 
 class FilledMask(BaseModel):
-    """A mask, and what may stand in its place, the most probable first."""
+    """A mask, and the tokens that may replace it, the most probable first."""
 
     start: int
     end: int
@@ -62,20 +62,20 @@ class FilledMask(BaseModel):
 
 
 class FillResponse(ApiResponse):
-    """Every mask of the text, each by itself."""
+    """All masks of the text, each filled independently."""
 
     masks: list[FilledMask]
 
 
 class NextRequest(ApiRequest):
-    """Does the second text follow the first?"""
+    """Two texts, to predict whether the second follows the first."""
 
     first: str
     second: str
 
 
 class NextResponse(ApiResponse):
-    """Whether it does, and how probably."""
+    """The prediction, and the probability that the second text follows."""
 
     follows: bool
     probability: float
@@ -96,14 +96,14 @@ class ClassResult(BaseModel):
 
 
 class LabelsResult(BaseModel):
-    """The classes of a text that may have any number of them: those of at least 0.5."""
+    """The classes of a text that may have any number of them: those with a probability of at least 0.5."""
 
     labels: list[str]
     probabilities: dict[str, float]
 
 
 class ScoreResult(BaseModel):
-    """The number that a model for regression gives a text."""
+    """The number that a regression model gives a text."""
 
     score: float
 
@@ -115,7 +115,7 @@ class ClassifyResponse(ApiResponse):
 
 
 class TagRequest(ApiRequest):
-    """Texts whose words are to be tagged."""
+    """Texts to tag word by word."""
 
     texts: Texts
 
@@ -131,7 +131,7 @@ class WordResult(BaseModel):
 
 
 class EntityResult(BaseModel):
-    """A stretch of a text; the probability is the mean of its words'."""
+    """An entity in a text; its probability is the mean over its words."""
 
     text: str
     start: int
@@ -141,7 +141,7 @@ class EntityResult(BaseModel):
 
 
 class TagResult(BaseModel):
-    """The words of a text, and the stretches that their tags mark."""
+    """The words of a text, and the entities that their tags mark."""
 
     words: list[WordResult]
     entities: list[EntityResult]
@@ -162,7 +162,7 @@ class AnswerRequest(ApiRequest):
 
 
 class AnswerSpan(BaseModel):
-    """A stretch of the passage; no answer is an empty text that starts at -1."""
+    """A part of the passage; no answer is an empty text that starts at -1."""
 
     text: str
     start: int
@@ -171,7 +171,7 @@ class AnswerSpan(BaseModel):
 
 
 class AnswerResponse(ApiResponse):
-    """The answer, and after it what else was considered, the best first."""
+    """The answer, followed by the other candidates, the best first."""
 
     answers: list[AnswerSpan]
     no_answer: bool
@@ -182,14 +182,14 @@ class AnswerResponse(ApiResponse):
 
 
 class ChooseRequest(ApiRequest):
-    """What all options share, and the options: how it may go on, or a question's possible answers."""
+    """A context and its options: possible continuations, or possible answers to a question."""
 
     context: str
     options: Annotated[list[str], Field(fail_fast=True, min_length=2)]
 
 
 class ChooseResponse(ApiResponse):
-    """The option that fits best, its index, counted from 0, and the probability of each, in their order."""
+    """The option that fits best, its index from 0, and the probabilities of all options in order."""
 
     index: int
     option: str
@@ -197,19 +197,19 @@ class ChooseResponse(ApiResponse):
 
 
 class CompareRequest(ApiRequest):
-    """Texts to compare, each with each."""
+    """Texts to compare with each other."""
 
     texts: Annotated[list[str], Field(fail_fast=True, min_length=2)]
 
 
 class CompareResponse(ApiResponse):
-    """The cosine of the vectors of each two texts, pooled as the model's folder says."""
+    """The cosine of every two text vectors, pooled as configured in the model's folder."""
 
     similarity: list[list[float]]
 
 
 class ModelDescription(BaseModel):
-    """What a model is and can do."""
+    """Properties and abilities of a model."""
 
     name: str
     abilities: list[str]
@@ -231,11 +231,11 @@ class ModelsResponse(BaseModel):
 
 
 class StatusResponse(BaseModel):
-    """How the server is."""
+    """The status of the server."""
 
     status: str
 
 
 def error_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What the OpenAPI document says of failures."""
+    """Return the error responses for the OpenAPI document."""
     return {status: {"model": ErrorResponse} for status in statuses}

@@ -1,10 +1,10 @@
-"""The server behind a port: uvicorn on uvloop (its choice where there is one), which drains at SIGTERM.
+"""The server on a port: uvicorn on uvloop (its choice if installed), which drains at SIGTERM.
 
-uvicorn's HTTP/1.1 protocol gets the limits that it lacks, on the time and size of what is no body: under
-uvicorn alone a client that never finishes a request's head, or never reads its last response, holds its
-connection, and memory, for as long as it likes. Nothing above the protocol can see such a client: no request
-has begun yet, or its response is done. Whatever uvicorn does not document is used in this one file only, and
-`tests/unit/serve/test_http_protocol.py` says what of it a new version has changed.
+uvicorn's HTTP/1.1 protocol gets the limits that it lacks, on the time and size of everything but bodies. In
+uvicorn alone, a client may hold its connection and memory for ever: it never finishes a request's head, or
+never reads its last response. No layer above the protocol can see such a client: its request has not begun
+yet, or its response is done. Only this file uses undocumented parts of uvicorn, and
+`tests/unit/serve/test_http_protocol.py` shows which of them a new version has changed.
 """
 
 import asyncio
@@ -36,31 +36,31 @@ from bertsmith.serve.monitoring import LoopFailures, log_failure, log_request
 from bertsmith.serve.server_config import Limits
 
 FLUSH_SECONDS = 60.0
-"""For a response to be read, once its connection is to be closed."""
+"""Seconds for the client to read a response before its connection is closed."""
 MAX_HEAD_BYTES = 2**16
-"""Of a request's line and headers, of trailers, and of whatever else httptools would gather without limit."""
+"""Maximum bytes of a request's head, of trailers, and of anything else that httptools would buffer."""
 MAX_PIPELINED = 64
-"""Requests that may wait behind another one of their connection; eight thousand fit into one read."""
+"""Maximum requests that wait behind another one of their connection; eight thousand fit into one read."""
 LINGER_SECONDS = 1.0
-"""After SIGTERM the port stays open for so long: new requests get a 503 rather than a closed connection."""
+"""Seconds for which the port stays open after SIGTERM: new requests get a 503, not a closed connection."""
 KEEP_ALIVE_SECONDS = 75
-"""Of an idle connection; longer than the minute after which most proxies close theirs."""
+"""Seconds until an idle connection is closed; more than the minute after which most proxies close theirs."""
 POLL_SECONDS = 0.05
 SWITCH_SECONDS = 0.0005
-"""For which a thread that tokenises keeps the interpreter from the one that answers: Python's 5 ms, taken at
-each of the dozen steps of a request, would make a tenth of a second."""
+"""Seconds for which a tokenizing thread may keep the GIL from the event loop. Python's 5 ms, at each of the
+dozen steps of a request, would add up to a tenth of a second."""
 RESERVED_FILES = 64
-"""Descriptors that are no connections: the port, the log, weights that are being read."""
+"""Descriptors for everything but connections: the port, the log, weights that are being read."""
 BACKLOG = 2048
 NO_REQUEST_ID = ""
-"""Of a request that has not come to where ids are given."""
+"""Log id of a request that has not got an id yet."""
 
 
 # ---- the protocol
 
 
 def protocol_with(limits: Limits, early_rejection: EarlyRejection) -> type[HttpToolsProtocol]:
-    """A protocol with these limits, for all connections of one server."""
+    """Return a protocol with these limits, for all connections of one server."""
     bounds = {
         "early_rejection": early_rejection,
         "head_seconds": limits.head_seconds,
@@ -71,28 +71,28 @@ def protocol_with(limits: Limits, early_rejection: EarlyRejection) -> type[HttpT
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 whose heads arrive in time and in bounded size, and whose last response is read in time."""
+    """HTTP/1.1 with limits on the time and size of heads, and on the time to read the last response."""
 
     early_rejection: ClassVar[EarlyRejection]
     head_seconds: ClassVar[float]
-    """For the line and the headers of a request to arrive."""
+    """Seconds for a request's line and headers to arrive."""
     max_connections: ClassVar[int]
     idle: ClassVar[dict["BoundedProtocol", None]]
-    """Connections without a request, in the order in which they became so."""
+    """Connections without a request, the longest idle first."""
     _running: RequestResponseCycle | None = None
     """The request that is being answered; `cycle` is the newest, which may still wait behind it."""
     _is_receiving = True
-    """Whether (the rest of) a request has to arrive; a connection that sends nothing at all is late, too."""
+    """True while (the rest of) a request is due; a client that sends nothing at all is late, too."""
     _bytes_without_body = 0
     _head_timer: asyncio.TimerHandle | None = None
     _flush_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for the first request."""
+        """Wait for the first request; if there are too many connections, close the longest idle one."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            # Else there would soon be no descriptor left to accept anybody with. The one that has been idle
-            # for longest is missed the least; where all are busy, the new one has to try again.
+            # Otherwise no descriptor would be left for new connections. Drop the one that has been idle for
+            # longest; if all are busy, drop the new one, and its client has to try again.
             oldest = next(iter(self.idle), self)
             self.idle.pop(oldest, None)
             oldest.transport.abort()
@@ -100,7 +100,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._update_timers()
 
     def data_received(self, data: bytes) -> None:
-        """Parse what has arrived; the callbacks below are called from here."""
+        """Parse the data that has arrived, which calls the callbacks below."""
         self._bytes_without_body += len(data)
         super().data_received(data)
         if self._bytes_without_body > MAX_HEAD_BYTES and self._is_receiving:
@@ -108,14 +108,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._update_timers()
 
     def on_message_begin(self) -> None:
-        """A request begins."""
+        """Begin to receive a request."""
         if len(self.pipeline) >= MAX_PIPELINED:  # reading pauses, but what was read is parsed in one go
             raise ValueError("too many requests at once")  # to the parser, which stops
         super().on_message_begin()
         self._is_receiving = True
 
     def on_headers_complete(self) -> None:
-        """A request's head is complete: uvicorn answers it now, or queues it behind the one it answers."""
+        """Answer a request, or queue it behind the one that is being answered: its head is complete."""
         self._take_host_of_target()
         super().on_headers_complete()
         self._bytes_without_body = 0
@@ -133,13 +133,13 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.headers[named[0]] = (b"host", re.split(rb"[/?#]", rest, maxsplit=1)[0])
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        # Of several requests that wait on one connection, those before the last are not rejected here: the
-        # next one would be started from within this call, and so on. Nor is one whose client does not read.
+        # If several requests wait on one connection, only the last may be rejected here: rejecting one starts
+        # the next within this call, and so on. Nor may one be if its client does not read.
         rejection = None
         if not self.pipeline and not self.flow.write_paused:
             try:
                 rejection = self.early_rejection.of(cycle.scope)
-            except Exception as failure:  # httptools would take it for a fault of the client's
+            except Exception as failure:  # httptools would report it as an error of the client
                 log_failure(failure, NO_REQUEST_ID)
         if rejection is None:
             super()._start_asgi_task(cycle, app)
@@ -154,25 +154,25 @@ class BoundedProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def on_body(self, body: bytes) -> None:
-        """A part of a request's body."""
+        """Receive a part of a request's body."""
         super().on_body(body)
         self._bytes_without_body = 0
 
     def on_message_complete(self) -> None:
-        """A request has arrived whole; its response may be long done, where it was rejected by its head."""
+        """Finish receiving a request; its response may be long done, if it was rejected by its head."""
         super().on_message_complete()
         self._is_receiving, self._bytes_without_body = False, 0
-        self._stop_head_timer()  # the next head has its own time, though no response was waited for
+        self._stop_head_timer()  # the next head gets its full time, even if it arrives before this response
 
     def on_response_complete(self) -> None:
-        """A response is written: go on with the next request."""
+        """Continue with the next request: a response is written."""
         self._running = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
         self._update_timers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Let nothing wait any more."""
-        # uvicorn tells only the newest request, not the one that is being answered while it waits.
+        """Cancel everything that still waits for the client."""
+        # uvicorn notifies only the newest request, not the one that is being answered before it.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -188,12 +188,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._update_timers()
 
     def send_400_response(self, msg: str) -> None:
-        """Reject what is no HTTP, in the shape of every other error, and close."""
-        if self._running is not None:  # its response may be half written; let it be the last one
+        """Reject invalid HTTP with an ordinary error response, and close the connection."""
+        if self._running is not None:  # its response may be half written; make it the last one
             self._running.keep_alive = False
             self.flow.pause_reading()
             return
-        if self.cycle is not None and self.cycle.scope is self.scope:  # it has its response
+        if self.cycle is not None and self.cycle.scope is self.scope:  # its response is already written
             self.transport.close()
             self._update_timers()
             return
@@ -207,7 +207,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._update_timers()
 
     def shutdown(self) -> None:
-        """Close, once the request that is being answered has its response."""
+        """Close the connection after the response to the current request."""
         super().shutdown()
         self._update_timers()
 
@@ -233,7 +233,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
         if self.transport.is_closing() and self._flush_timer is None:
-            # Else it would stay for ever, closing, with the response in memory.
+            # Otherwise it would remain closing for ever, with the response in memory.
             self._flush_timer = self.loop.call_later(FLUSH_SECONDS, self.transport.abort)
 
 
@@ -241,13 +241,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def open_file_limit() -> int:
-    """How many descriptors this process may have."""
+    """Return the maximum number of file descriptors of this process."""
     now, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if now == resource.RLIM_INFINITY else now
 
 
 def raise_open_file_limit(wanted: int) -> None:
-    """Let this process have so many descriptors, or as many as it may ask for; it begins with 1024."""
+    """Raise the limit of file descriptors to `wanted`, or as far as allowed; it begins at 1024."""
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     if now != resource.RLIM_INFINITY and now < allowed:
@@ -255,16 +255,16 @@ def raise_open_file_limit(wanted: int) -> None:
 
 
 def listen_together(host: str, port: int, count: int) -> list[socket.socket]:
-    """Sockets that listen on one port, between which the system spreads connections."""
-    with listen(host, port) as alone:  # where somebody else has the port, the others would just share it
+    """Return sockets that listen on one port, between which the kernel spreads connections."""
+    with listen(host, port) as alone:  # if another program has the port, the others would just share it
         port = alone.getsockname()[1]
     return [listen(host, port, socket.SO_REUSEPORT) for _ in range(count)]
 
 
 def listen(host: str, port: int, *options: int) -> socket.socket:
-    """A socket that listens on the port."""
+    """Return a socket that listens on the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's delay off; without it a response waits 40 ms for an ACK.
+    # With the protocol named, asyncio turns Nagle's delay off; otherwise a response waits 40 ms for an ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         for option in (socket.SO_REUSEADDR, *options):
@@ -285,27 +285,27 @@ def serve(application: Application, listening: socket.socket, *, limits: Limits)
 
 
 def run_server(server: uvicorn.Server, listening: socket.socket, limits: Limits) -> None:
-    """Run a server in this process, which is its own."""
+    """Run a server in this process, which does nothing else."""
     raise_open_file_limit(limits.connections + RESERVED_FILES)
     prepare_process()
     server.run(sockets=[listening])
 
 
 def prepare_process(switch_seconds: float = SWITCH_SECONDS) -> None:
-    """Make a process that has loaded everything a quick one."""
-    # What is loaded by now stays; the garbage collector would otherwise go through it again and again.
+    """Speed up a process that has loaded everything."""
+    # Loaded objects remain: do not let the garbage collector scan them again and again.
     gc.collect()
     gc.freeze()
     sys.setswitchinterval(switch_seconds)
 
 
 def make_server(application: Application, limits: Limits) -> "DrainingServer":
-    """A server that is still to be run."""
+    """Return a server that is ready to run."""
     return DrainingServer(uvicorn_config(application, limits), application, limits.drain_seconds)
 
 
 def uvicorn_config(application: Application, limits: Limits) -> uvicorn.Config:
-    """How uvicorn runs an application."""
+    """Return uvicorn's configuration for an application."""
     return uvicorn.Config(
         application,
         http=protocol_with(limits, application.early_rejection),
@@ -321,7 +321,7 @@ def uvicorn_config(application: Application, limits: Limits) -> uvicorn.Config:
 
 
 class DrainingServer(uvicorn.Server):
-    """At the first signal it finishes the requests it accepted; at the second it stops at once."""
+    """Finishes the accepted requests at the first signal; stops at once at the second."""
 
     def __init__(self, config: uvicorn.Config, application: Application, drain_seconds: float) -> None:
         super().__init__(config)
@@ -334,15 +334,15 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Begin to drain; called by a signal."""
-        del sig, frame  # all that are handled mean the same
+        """Begin to drain, as a signal asks; stop at once at the second."""
+        del sig, frame  # all handled signals mean the same
         if self._draining is None and self.started:
             self.drain()
         else:
             self.should_exit = self.force_exit = True
 
     def drain(self) -> None:
-        """Finish the requests that were accepted, and end; one that does not listen yet ends at once."""
+        """Finish the accepted requests, then end; end at once if not listening yet."""
         if not self.started:
             self.should_exit = True
         elif self._draining is None:

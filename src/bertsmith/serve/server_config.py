@@ -1,4 +1,4 @@
-"""How a server is configured: its models, who may use it, and the limits of a request and of the queues."""
+"""Configuration of a server: its models, its users, and the limits of requests and queues."""
 
 import math
 import re
@@ -15,49 +15,50 @@ if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Precision
 
 FOR_ALL = ("*", "null")
-"""Origins that any site can bring about: a page in a sandbox says null."""
+"""Origins that any site can have: a sandboxed page sends null."""
 ANY_HOST = "*"
 HOST = re.compile(r"[A-Za-z0-9._-]+")
 EVERY_ADDRESS = ("0.0.0.0", "::", "")
-"""Bound to one of these, a server listens at all addresses of its machine."""
+"""Addresses that make a server listen at all addresses of its machine."""
 UNSENDABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 """Characters that an HTTP header cannot contain (RFC 9110, section 5.5), and bytes that are not UTF-8."""
 ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._\[\]:-]+")
-"""As browsers write it (RFC 6454, section 6.2), with * for all."""
+"""An origin as browsers write it (RFC 6454, section 6.2), or * for all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much one request may hold, and how much may wait."""
+    """Limits of a single request, and of everything that waits."""
 
     body_bytes: int = 2 * 2**20
     texts: int = 256
-    """Of one request; OpenAI takes 2,048 and text-embeddings-inference 32."""
+    """Maximum texts of one request; OpenAI allows 2,048 and text-embeddings-inference 32."""
     characters: int = 50_000
-    """Of one text: some thirty pages, for questions about long passages."""
+    """Maximum characters of one text: some thirty pages, for questions about long passages."""
     batch_tokens: int = 8192
-    """So many tokens of several requests go through a model together; 1 turns batching off."""
+    """Maximum tokens of several requests that go through a model together; 1 turns batching off."""
     queue_tokens: int = 262_144
-    """So many may wait for a model; beyond them, and beyond what can be answered in time, comes a 429."""
+    """Maximum tokens that wait for a model; beyond them, or beyond what can be answered in time, reply
+    429."""
     queue_requests: int = 1024
-    """So many may wait for a model."""
+    """Maximum requests that wait for a model."""
     connections: int = 4096
-    """So many are open at a time, or as many as the system allows; the oldest idle one makes room."""
+    """Maximum open connections, or as many as the system allows; the longest idle one makes room."""
     open_requests: int = 4096
-    """So many may be anywhere between their first byte and their last, slow senders among them."""
+    """Maximum requests between their first byte and their last, including slow senders."""
     held_bytes: int = 256 * 2**20
-    """So many of unanswered requests are in memory at a time: usual ones are a few thousand each."""
+    """Maximum bytes of unanswered requests in memory; usual requests have a few thousand each."""
     request_seconds: float = 30.0
     body_seconds: float = 10.0
-    """For a request's body to arrive."""
+    """Seconds for a request's body to arrive."""
     head_seconds: float = 10.0
-    """For a request's line and headers to arrive."""
+    """Seconds for a request's line and headers to arrive."""
     drain_seconds: float = 60.0
-    """For accepted requests to finish after SIGTERM."""
+    """Seconds for accepted requests to finish after SIGTERM."""
 
 
 def share_of(limits: Limits, processes: int) -> Limits:
-    """The limits of one of several HTTP processes, between which connections are spread evenly."""
+    """Return the limits of one of several HTTP processes, between which connections are spread evenly."""
     return replace(
         limits,
         connections=math.ceil(limits.connections / processes),
@@ -79,7 +80,7 @@ def usable_key(given: str) -> str:
 
 
 def allowed_hosts(bound: str, named: Sequence[str]) -> tuple[str, ...]:
-    """The names in a Host header that mean a server which is bound to this address; none for any."""
+    """Return the valid names in the Host header of a server that is bound to this address; () for any."""
     for name in named:
         if name != ANY_HOST and not HOST.fullmatch(name):
             remedy = "write the name alone, such as bert.example.org; * stands for any"
@@ -92,22 +93,22 @@ def allowed_hosts(bound: str, named: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What to serve, and to whom."""
+    """Models to serve, their users and limits."""
 
     models: dict[str, Path]
-    """Folders by name; a request without a model goes to the first that can do what it asks for."""
+    """Folders by name; a request without a model goes to the first one with the required ability."""
     device: str = "auto"
     precision: "Precision" = "auto"
     base: Path | None = None
-    """What the adapters among the models stand on, where it is not what they name."""
+    """Base model of the adapters, if it is not the one that they name."""
     api_key: str = field(default="", repr=False)
-    """Empty: whoever reaches the port may use it."""
+    """Key that requests must contain; if empty, everyone who reaches the port may use the server."""
     allow_origins: tuple[str, ...] = ()
-    """Web sites whose pages may send requests; none but the server's own by default."""
+    """Origins of other web sites that may send requests; by default only the server's own may."""
     allow_hosts: tuple[str, ...] = ()
-    """Names by which requests may call this server in their Host header, beside addresses; none: any."""
+    """Valid names in the Host header, besides addresses; if empty, any name."""
     truncates: bool = False
-    """Whether every text that is too long loses its end, for clients that cannot ask for it."""
+    """True to truncate every long text, for clients that cannot ask for it."""
     limits: Limits = Limits()
 
     def __post_init__(self) -> None:

@@ -19,31 +19,31 @@ from bertsmith.serve.operations import OPERATIONS
 from bertsmith.serve.server_config import Limits
 
 LONG_CHARACTERS = 1000
-"""Characters of a request that is tokenized in a thread: with some vocabularies they are 17 tokens each."""
+"""Characters from which a request is tokenized in a thread: with some vocabularies each is 17 tokens."""
 CHUNK_CHARACTERS = 2**14
-"""So many are tokenised in one go: between two chunks a request can be rejected, and cancelled."""
+"""Characters to tokenize in one call; between two chunks a request can be rejected or cancelled."""
 MIN_CHUNK_PAIRS = 8
-"""Of short texts with a long one that they share."""
+"""Minimum number of pairs in a chunk, if short texts share a long one."""
 CAUTION = 0.7
-"""Of the tokens that a request seems to have, by its first texts: so many are taken for granted."""
+"""Fraction of a request's remaining tokens, as estimated from its first texts, to rely on."""
 
 Made = TypeVar("Made")
 FieldNames = Callable[[int], tuple[str, ...]]
-"""Where the text of this index stands in the request: the name of the whole, and of both parts of a pair."""
+"""Function from a text's index to its fields: the name of the whole, and of both parts of a pair."""
 
 
 def single_field(name: str) -> FieldNames:
-    """The only text of a request, which stands in this field."""
+    """Return the field of the only text of a request."""
     return lambda _index: (name,)
 
 
 def pair_of_fields(first: str, second: str) -> FieldNames:
-    """The only pair of a request, which stands in these fields."""
+    """Return the fields of the only pair of a request."""
     return lambda _index: (f"{first} with {second}", first, second)
 
 
 def list_field(name: str) -> FieldNames:
-    """Texts or pairs in a list."""
+    """Return the fields of texts or pairs in a list."""
 
     def names(index: int) -> tuple[str, ...]:
         whole = f"{name}[{index}]"
@@ -53,29 +53,29 @@ def list_field(name: str) -> FieldNames:
 
 
 TEXTS = list_field("texts")
-"""As in most requests."""
+"""The fields of most requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictionRequest:
-    """What a request wants of a model."""
+    """A request to a model."""
 
     key: BatchKey
     texts: Sequence[TextInput]
     model: str | None
     truncate: bool = False
-    """Whether a text that is too long for the model loses its end."""
+    """True if a text that is too long for the model may be truncated."""
     max_tokens: int | None = None
-    """Where the result grows faster than the text."""
+    """Maximum number of tokens, if the result grows faster than the text."""
     fields: FieldNames = TEXTS
-    """Where the texts stand in the request."""
+    """Names of the fields that contain the texts."""
     pairs_with_first: bool = False
-    """Whether each text but the first is read in a pair behind the first."""
+    """True if the first text forms a pair with each of the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """Which model predicted what, and how many tokens it read."""
+    """Results of a request, the model's name, and the number of tokens read."""
 
     model: str
     results: list[Any]
@@ -83,7 +83,7 @@ class Predictions:
 
 
 class Service:
-    """What all routes share."""
+    """Steps and limits that all routes share."""
 
     def __init__(self, models: ModelRegistry, limits: Limits, *, truncates: bool = False) -> None:
         self.models, self.limits, self.truncates = models, limits, truncates
@@ -91,16 +91,16 @@ class Service:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="texts")
 
     async def in_thread(self, work: Callable[..., Made], *given: Any) -> Made:
-        """Return the result of work on texts that would hold up the event loop."""
+        """Run work on texts that would block the event loop in a thread; return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *given)
 
     def check_count(self, texts: Sequence[Any]) -> None:
-        """Reject more texts than a request may hold, before anything is done with each of them."""
+        """Reject a request with too many texts, before anything is done with each of them."""
         if len(texts) > self.limits.texts:
             raise too_many_texts(len(texts), limit=self.limits.texts)
 
     async def predict(self, request: PredictionRequest) -> Predictions:
-        """The results of a request, once its turn has come."""
+        """Return the results of a request, once its turn has come."""
         self.check_count(request.texts[1:] if request.pairs_with_first else request.texts)
         check_texts(request.texts, request.fields, self.limits)
         operation = OPERATIONS[request.key.operation]
@@ -123,16 +123,17 @@ class Service:
     async def _read(
         self, request: PredictionRequest, model: ServedModel
     ) -> AsyncIterator[list[TokenizedText]]:
-        """The texts as the model takes them: with the tokens by which they are weighed.
+        """Yield the texts with their tokens, as the model takes them, in chunks.
 
-        Much text comes in chunks, each of them read when those before it are answered: tokens take a hundred
-        times the memory of their text, and whoever hangs up or wants too much is read no further.
+        A chunk is tokenized after those before it are answered: tokens take a hundred times the memory of
+        their text, and a request that is cancelled or too large is read no further.
         """
         reader, operation = await model.reader(), OPERATIONS[request.key.operation]
         shared, texts = 0, request.texts
         if request.pairs_with_first:
-            # Of a long first text, each pair holds what fits into the model. A chunk makes several pairs, or
-            # the queue would take each for a short request, and promise to answer all of them in time.
+            # If the first text is long, each pair contains as much of it as fits into the model. A chunk must
+            # make several pairs: otherwise the queue would take each for a short request, and promise to
+            # answer all of them in time.
             shared, texts = min(_size(texts[0]), CHUNK_CHARACTERS // MIN_CHUNK_PAIRS), texts[1:]
         sizes = [shared + _size(text) for text in texts]
         if max(sum(sizes), sum(map(_size, request.texts))) < LONG_CHARACTERS:
@@ -158,7 +159,7 @@ class Service:
             yield together
 
     def _weigh(self, request: PredictionRequest, *, tokens: int, fraction: float) -> int:
-        """The tokens that seem to follow those that were read; rejects the request for being too large."""
+        """Return the estimated number of tokens still to read; reject a request that is too large."""
         if request.max_tokens is not None and tokens > request.max_tokens:
             message = f"{tokens} tokens are too many for this view, which takes {request.max_tokens}"
             raise ApiError(422, message)
@@ -174,7 +175,7 @@ class Service:
         which: Sequence[int],
         first: TokenizedText | None = None,
     ) -> list[TokenizedText]:
-        """The texts of these indices, which follow each other, with their tokens; in pairs if asked for."""
+        """Return the texts at these consecutive indices with their tokens; as pairs if requested."""
         begin = which[0] + (first is not None)
         texts = tokenized(reader, request, range(begin, which[-1] + 1 + request.pairs_with_first))
         takes_long = OPERATIONS[request.key.operation].takes_long_texts(is_finetuned=model.info.is_finetuned)
@@ -190,7 +191,7 @@ class Service:
 
 
 def tokenized(reader: Reader, request: PredictionRequest, which: Sequence[int]) -> list[TokenizedText]:
-    """The texts of these indices, which follow each other, with all of their tokens."""
+    """Return the texts at these consecutive indices with all of their tokens."""
     reads_masks = OPERATIONS[request.key.operation].reads_masks
     masks = (reader.tokenizer.mask_token,) if reads_masks else ()
     texts = request.texts[which[0] : which[-1] + 1]
@@ -198,21 +199,21 @@ def tokenized(reader: Reader, request: PredictionRequest, which: Sequence[int]) 
 
 
 def pair_fields(request: PredictionRequest) -> FieldNames:
-    """What an input of the model is called: a text or pair of the request, or the first with another one."""
+    """Return the fields of an input of the model: a text or pair, or the first text with another."""
     if not request.pairs_with_first:
         return request.fields
     return lambda index: (f"{request.fields(0)[0]} with {request.fields(index + 1)[0]}",)
 
 
 def with_field_name(error: UserError, fields: FieldNames, *, first: int = 0) -> UserError:
-    """The error of a model, with the input that it means, counted from this one, called as in the request."""
+    """Return an error of a model with the input's name in the request; its index counts from `first`."""
     if error.index is None:
         return error
     return replace(error, where=fields(first + error.index)[0] if error.field == "text" else error.field)
 
 
 def check_texts(texts: Sequence[TextInput], fields: FieldNames, limits: Limits) -> None:
-    """Reject longer or emptier texts than the server takes; tokens were checked when they were made."""
+    """Reject texts that are too long or empty; tokens were checked when they were made."""
     for index, given in enumerate(texts):
         if isinstance(given, TokenizedText):
             continue
@@ -233,7 +234,7 @@ def _check_text(text: str, name: str, limits: Limits) -> None:
 
 
 def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames, *, first: int = 0) -> None:
-    """Reject texts that the model cannot take whole."""
+    """Reject texts that are too long for the model."""
     max_tokens = model.info.max_tokens
     for index, length in enumerate(lengths, start=first):
         if length > max_tokens:
@@ -242,5 +243,5 @@ def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames
 
 
 def _size(given: TextInput) -> int:
-    """Return the number of characters that are to be tokenized, or that of tokens."""
+    """Return the number of characters to tokenize, or of tokens."""
     return len(given[0]) + len(given[1]) if isinstance(given, tuple) else len(given)

@@ -16,15 +16,15 @@ from bertsmith.serve.schemas import Texts
 from bertsmith.serve.service import PredictionRequest, Service, list_field, single_field
 
 MIN_PROBABILITY = 1e-30
-"""Below it a probability has no logarithm worth reporting."""
+"""Smallest probability to take a logarithm of."""
 SINGLE_LABEL = "LABEL_0"
-"""What the published config of a model with one output calls it."""
+"""Label that published configs use for a model with one output."""
 
 OneOrTwo = Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=2)]
 
 
 class TeiRequest(CompatibleRequest):
-    """Text-embeddings-inference, with a name where a server has several models."""
+    """A request of text-embeddings-inference, with a model's name for servers of several models."""
 
     model: str | None = None
     truncate: bool | None = Field(False, description="Whether texts that are too long lose their end.")
@@ -72,12 +72,12 @@ class RankedText(BaseModel):
 
 
 def tei_routes(service: Service) -> APIRouter:
-    """Routes in the shape of text-embeddings-inference."""
+    """Return the routes in the shape of text-embeddings-inference."""
     router = APIRouter()
 
     @router.post("/embed")
     async def embed(request: EmbedRequest) -> list[list[float]]:
-        """A vector for each text, pooled as its folder says, of length 1 unless `normalize` is off."""
+        """Return a vector for each text, pooled as configured, of length 1 unless `normalize` is off."""
         is_one = isinstance(request.inputs, str)
         texts = [request.inputs] if isinstance(request.inputs, str) else request.inputs
         service.check_count(texts)
@@ -96,7 +96,7 @@ def tei_routes(service: Service) -> APIRouter:
 
     @router.post("/predict")
     async def predict(request: PredictRequest) -> list[ClassScore] | list[list[ClassScore]]:
-        """The classes of a text or pair with their scores, the best first."""
+        """Return the classes of a text or pair with their scores, the best first."""
         is_batch = isinstance(request.inputs, list) and isinstance(request.inputs[0], list)
         if is_batch:
             service.check_count(request.inputs)
@@ -112,7 +112,7 @@ def tei_routes(service: Service) -> APIRouter:
 
     @router.post("/rerank", response_model_exclude_none=True)
     async def rerank(request: RerankRequest) -> list[RankedText]:
-        """The texts by how well they fit the query, the best first."""
+        """Return the texts in order of how well they fit the query, the best first."""
         scores = await _rerank_scores(service, request)
         order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))
         texts = request.texts if request.return_text else [None] * len(scores)
@@ -122,12 +122,12 @@ def tei_routes(service: Service) -> APIRouter:
 
 
 def _inputs(_index: int) -> tuple[str, ...]:
-    """The only text or pair of a request for predictions."""
+    """Return the fields of the only text or pair of a request."""
     return "inputs", "inputs[0]", "inputs[1]"
 
 
 def _query_and_texts(index: int) -> tuple[str, ...]:
-    """The query, and the texts after it."""
+    """Return the field of an input: the query, then the texts."""
     return (f"texts[{index - 1}]" if index else "query",)
 
 
@@ -150,7 +150,7 @@ def _class_scores(found: Classification | float, *, is_raw: bool) -> list[ClassS
 
 
 async def _rerank_scores(service: Service, request: RerankRequest) -> list[float]:
-    """By a model that gives pairs a number, where there is one; else the cosine of query and text."""
+    """Return scores by a model that scores pairs, if there is one; else cosines with the query."""
     scorer, truncate = service.models.pair_scorer(request.model), bool(request.truncate)
     service.check_count(request.texts)
     texts = [request.query, *request.texts]
@@ -172,12 +172,12 @@ async def _rerank_scores(service: Service, request: RerankRequest) -> list[float
 
 
 def _log(probability: float) -> float:
-    """The score before the softmax, up to what is added to those of all classes."""
+    """Return the score before the softmax, up to a constant for all classes."""
     return math.log(max(probability, MIN_PROBABILITY))
 
 
 def _log_odds(probability: float) -> float:
-    """The score before the sigmoid."""
+    """Return the score before the sigmoid."""
     return _log(probability) - _log(1 - probability)
 
 

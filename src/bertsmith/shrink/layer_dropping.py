@@ -1,4 +1,4 @@
-"""Whole layers taken out of a network (Sajjad et al. 2020, "On the Effect of Dropping Layers")."""
+"""Dropping whole layers of a network (Sajjad et al. 2020, "On the Effect of Dropping Layers")."""
 
 from collections.abc import Collection
 from copy import deepcopy
@@ -12,7 +12,7 @@ WHERE = "--drop-layers"
 
 
 def without_layers(network: Network, dropped: Collection[int]) -> Network:
-    """A network of its own that lacks these layers, counted from 0."""
+    """Return a copy of a network without these layers, counted from 0."""
     config = network.config
     kept = _kept_layers(config, dropped)
     if network.encoder.shares_layers and with_heads(config).blocks == config.layers:

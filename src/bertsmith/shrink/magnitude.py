@@ -1,7 +1,7 @@
-"""Unstructured pruning by magnitude: the smallest weights of all layers become zero, and stay so.
+"""Unstructured pruning by magnitude: the smallest weights of all layers become zero and stay zero.
 
-A mask is nowhere kept beside the weights: it is where they are not zero. So whoever saves and restores
-weights has the mask, too.
+Masks are not stored: a mask is true where a weight is not zero. So saved and restored weights include their
+masks.
 """
 
 from collections.abc import Mapping
@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from bertsmith.model.network import Network, published_names
 
 Masks = dict[str, Tensor]
-"""By our names of weights, true where one is kept."""
+"""Masks by bertsmith's names of weights; True for each weight that is kept."""
 
 
 def prunable_weights(network: Network) -> dict[str, nn.Parameter]:
-    """The matrices of the layers; embeddings, norms, biases and heads stay whole (Chen et al. 2020)."""
+    """Return the matrices of the layers; embeddings, norms, biases and heads stay (Chen et al. 2020)."""
     hidden = network.encoder.matrices()
     return {name: parameter for name, parameter in network.named_parameters() if parameter in hidden}
 
 
 def cubic_sparsity(final: float, done: float) -> float:
-    """The sparsity when a part of the schedule, from 0 to 1, is done (Zhu & Gupta 2017, from a dense start).
+    """Return the sparsity at a fraction of the schedule (Zhu & Gupta 2017, from a dense start).
 
-    It rises quickly while there is much to spare, and slowly in the end.
+    It rises quickly while many weights can be spared, and slowly in the end.
     """
     return final * (1 - (1 - min(max(done, 0.0), 1.0)) ** 3)
 
 
 def magnitude_masks(weights: Mapping[str, Tensor], sparsity: float) -> Masks:
-    """Masks that leave out this fraction of all weights together, the smallest, and all that are zero."""
+    """Return masks without this fraction of all weights, the smallest, and without all zeros."""
     magnitudes = torch.cat([weight.detach().abs().flatten() for weight in weights.values()])
     count = round(sparsity * len(magnitudes))
     threshold = magnitudes.kthvalue(count).values if count else magnitudes.new_zeros(())
@@ -38,25 +38,25 @@ def magnitude_masks(weights: Mapping[str, Tensor], sparsity: float) -> Masks:
 
 
 def masks_of(weights: Mapping[str, Tensor]) -> Masks:
-    """Where weights are not zero."""
+    """Return masks of the weights that are not zero."""
     return {name: weight.detach() != 0 for name, weight in weights.items()}
 
 
 def apply_masks(weights: Mapping[str, Tensor], masks: Mapping[str, Tensor]) -> None:
-    """Set to zero what the masks leave out."""
+    """Set the weights outside of the masks to zero."""
     with torch.no_grad():
         for name, weight in weights.items():
             weight.mul_(masks[name])
 
 
 def sparsity_of(network: Network) -> float:
-    """The fraction of the layers' weights that are zero."""
+    """Return the fraction of the layers' weights that are zero."""
     weights = prunable_weights(network).values()
     return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
 
 
 def published_masks(network: Network) -> Masks:
-    """The masks by the published names of the weights, for a file."""
+    """Return the masks by the published names of the weights, for a file."""
     masks = masks_of(prunable_weights(network))
     found: Masks = {}
     for ours, theirs in published_names(network.config, dict.fromkeys(network.heads, 0)).items():

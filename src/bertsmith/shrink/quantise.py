@@ -1,4 +1,4 @@
-"""Quantising: a model folder whose weights are whole numbers of 8 or 4 bits."""
+"""Quantisation: a model folder with weights of 8 or 4 bits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.packed import PackedBatch
 
 CALIBRATION_TEXTS = 512
-"""As many as SmoothQuant takes (Xiao et al. 2022); more of them widen the ranges and add little."""
+"""Maximum number of texts, as in SmoothQuant (Xiao et al. 2022); more widen the ranges and add little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """What quantising came to."""
+    """Result of quantisation."""
 
     bytes_before: int
     bytes_after: int
     texts: int
-    """Of the calibration; 0 where only weights are rounded."""
+    """Number of calibration texts; 0 if only weights are rounded."""
     precision: str
-    """What shows the whole effect: int8, or fp32 where only weights are rounded here (DeBERTa)."""
+    """Precision that shows the full effect: int8, or fp32 if only weights are rounded here (DeBERTa)."""
 
 
 def quantise_for_products(
     model: Path, texts: Sequence[TextOrPair], out: Path, *, base: Path | None
 ) -> Quantised:
-    """Write a folder of 8-bit weights, and of the ranges that its layers' inputs have in these texts."""
+    """Write a folder of 8-bit weights, with the ranges of their layers' inputs in these texts."""
     bert = _opened(model, out, base)
     network, chosen = bert.model.network, texts[:CALIBRATION_TEXTS]
     before, weights = _bytes_of(network), calibrated(network, _batches(bert, chosen))
@@ -47,7 +47,7 @@ def quantise_for_products(
 
 
 def quantise_weights(model: Path, out: Path, *, bits: int, base: Path | None) -> Quantised:
-    """Write a folder of weights of 8 or 4 bits, whose products are computed with real numbers."""
+    """Write a folder of weights of 8 or 4 bits; their products are computed in floating point."""
     bert = _opened(model, out, base)
     before = _bytes_of(bert.model.network)
     encoder = bert.model.network.encoder
@@ -78,9 +78,9 @@ def _written(bert: Bert, out: Path, *, texts: int, before: int) -> Quantised:
     encoder.put_words(quantised_table(encoder.words))
     bert.save(out)
     after = sum(file.stat().st_size for pattern in SAVED_WEIGHT_FILES for file in out.glob(pattern))
-    # A BiLSTM on frozen layers stays as it is, and is as large as before.
+    # A BiLSTM on frozen layers remains as large as before.
     unchanged = sum(file.stat().st_size for file in out.glob(MIX_FILE))
-    # DeBERTa's attention is not computed in 8 bits here; exported, its products are.
+    # DeBERTa's attention is not computed in 8 bits here; after export, its products are.
     in_eight_bits = texts and convertible_blocks(bert.model.network)
     precision = "int8" if in_eight_bits else "fp32"
     return Quantised(before + unchanged, after + unchanged, texts, precision)

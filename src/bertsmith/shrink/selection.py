@@ -1,4 +1,4 @@
-"""Which heads and neurons stay: the most important ones, and never none of a layer."""
+"""Selection of the heads and neurons to keep: the most important ones, and at least one per layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from bertsmith.model.importance import UnitImportance
 from bertsmith.shrink.slicing import KeptUnits, Numbers
 
 Widths = Literal["equal", "free"]
-"""equal: each layer keeps as many neurons, which is a published shape; free: the best ones of all layers."""
+"""equal: each layer keeps the same number of neurons, a published shape; free: the best of all layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnitCounts:
-    """How many heads, in all layers together, and neurons are to be left."""
+    """Numbers of heads and of neurons to keep, each over all layers together."""
 
     heads: int
     neurons: int
@@ -26,7 +26,7 @@ class UnitCounts:
 def counts_left(
     before: Sequence[KeptUnits], fractions: tuple[float, float], widths: Widths, *, done: float = 1.0
 ) -> UnitCounts:
-    """What is left of these units once a part, from 0 to 1, of a fraction of heads and of neurons is gone."""
+    """Return the units left once `done`, from 0 to 1, of these fractions of heads and neurons is removed."""
     blocks = len(before)
     heads = _left(sum(len(units.heads) for units in before), fractions[0], done)
     neurons = _left(sum(len(units.neurons) for units in before), fractions[1], done)
@@ -42,7 +42,7 @@ class _Left:
     fraction: float
 
     def check(self, blocks: int, noun: str, *, option: str) -> None:
-        """Stop where a layer would lose all it has."""
+        """Raise an error if a layer would lose all of its units."""
         if self.left < blocks:
             most = int(100 * (self.every - blocks) / self.every) / 100
             what = f"{self.fraction:g} would leave {self.left} of {self.every} {noun} for {blocks} layers"
@@ -55,7 +55,7 @@ def _left(every: int, fraction: float, done: float) -> _Left:
 
 
 def chosen_units(importance: UnitImportance, left: UnitCounts) -> list[KeptUnits]:
-    """So many of the units, the most important by scores that compare between layers."""
+    """Return this many units, the most important by scores that are comparable between layers."""
     ranked = importance.normalised()
     heads = best_of_all(ranked.heads, left.heads)
     if left.widths == "free":
@@ -67,7 +67,7 @@ def chosen_units(importance: UnitImportance, left: UnitCounts) -> list[KeptUnits
 
 
 def best_of_all(scores: Sequence[Tensor], count: int) -> list[Numbers]:
-    """The numbers of the best units of all blocks together; each block keeps its best one at least."""
+    """Return the best units of all blocks together; each block keeps at least its best one."""
     kept = [set(_best_of(block, 1)) for block in scores]
     others = sorted(
         (-float(score), block, number)
@@ -81,7 +81,7 @@ def best_of_all(scores: Sequence[Tensor], count: int) -> list[Numbers]:
 
 
 def _equal_width(before: Sequence[int], count: int) -> int:
-    """The width that leaves so many neurons or fewer, where narrower layers stay as they are."""
+    """Return the largest common width that leaves at most `count` neurons; narrower layers stay."""
     fitting = (
         width for width in range(max(before), 0, -1) if sum(min(width, each) for each in before) <= count
     )

@@ -1,7 +1,7 @@
-"""A trained BERT as an ALBERT (Lan et al. 2019): layers that share weights, and a factorised table of words.
+"""Conversion of a trained BERT to an ALBERT (Lan et al. 2019): shared layers, factorised word embeddings.
 
-What a group of layers shares is the mean of what they had, or what the first of them had. The result is worse
-than the BERT until it has been trained on; where nothing is shared or narrowed, it computes the same.
+The shared weights of a group of layers are the mean of their weights, or those of the first layer. The result
+is worse than the BERT until it is trained further; if nothing is shared or narrowed, it computes the same.
 
 Shapes: V words, D width, E embedding width.
 """
@@ -22,24 +22,24 @@ from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.model.transformer import Block, Embeddings, Transformer
 
 KEPT_HEADS = ("pooler", "mlm", "classify", "tag", "span", "choice")
-"""Heads that an ALBERT has, too, in the same form."""
+"""Heads that an ALBERT also has, in the same form."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedShape:
-    """What layers share, and how wide the embeddings are."""
+    """Weights that layers share, and the width of the embeddings."""
 
     sharing: Sharing | Literal["none"] = "all"
     groups: int = 1
-    """Of neighbouring layers that share with each other."""
+    """Number of groups of neighbouring layers that share weights."""
     embedding_width: int | None = None
-    """None: as wide as the model."""
+    """Embedding width; None means the model's width."""
     take: Literal["average", "first"] = "average"
-    """What a group shares: the mean of its layers, or its first one."""
+    """Shared weights of a group: the mean of its layers, or its first layer."""
 
 
 def shared_model(bert: Bert, shape: SharedShape) -> Bert:
-    """The model with shared weights; a head of words that does not fit narrower embeddings is left out."""
+    """Return the model with shared weights; a word head that does not fit narrower embeddings is left out."""
     network = bert.model.network
     config = _albert_config(network.config, shape)
     if is_quantised(network):
@@ -52,10 +52,10 @@ def shared_model(bert: Bert, shape: SharedShape) -> Bert:
 def shared_network(
     network: Network, config: AlbertConfig, take: Literal["average", "first"] = "average"
 ) -> Network:
-    """A BERT's weights in a network of this config."""
+    """Return a network of this config with a BERT's weights."""
     wanted = [each for each in KEPT_HEADS if each in network.heads]
     if config.embedding_width < config.width and "mlm" in wanted:
-        wanted.remove("mlm")  # it gives a vector of that width, through a layer that would have to be another
+        wanted.remove("mlm")  # with narrower embeddings its last layer would need another shape
     outputs = head_outputs(network)
     shared = build_network(config, {head: outputs[head] for head in wanted})
     ours, theirs = shared.encoder, network.encoder
@@ -92,7 +92,7 @@ def _albert_config(config: EncoderConfig, shape: SharedShape) -> AlbertConfig:
 def _fill_block(
     block: Block, number: int, bert: Transformer, config: AlbertConfig, take: Literal["average", "first"]
 ) -> None:
-    """Give a block what its layers had, part by part: one layer's own, or what its group shares."""
+    """Fill each part of a block: from one layer, or from all layers of its group."""
     groups = config.group_of_layers()
     whole = config.sharing == "all"
     group = number if whole else groups[number]
@@ -107,7 +107,7 @@ def _fill_block(
 
 
 def _fill_embeddings(ours: Embeddings, theirs: Embeddings) -> None:
-    """The tables and what widens them, as they were, or in fewer dimensions."""
+    """Copy the tables and widening layer as they are, or in fewer dimensions."""
     widen, width = ours.widen, theirs.words.embedding_dim
     assert isinstance(widen, nn.Linear)
     if widen.in_features == width:
@@ -129,17 +129,17 @@ def _fill_embeddings(ours: Embeddings, theirs: Embeddings) -> None:
 
 
 def _basis(embeddings: Embeddings, width: int) -> Tensor:
-    """From D to E dimensions [D, E]: the principal ones of the sums, without what a LayerNorm takes away.
+    """Return a basis from D to E dimensions [D, E]: principal components, without the LayerNorm's mean.
 
-    A LayerNorm subtracts the mean over the dimensions, so that is taken out of D, and no direction of E is
-    spent on it: E - 1 principal directions are laid into the E numbers whose sum is 0. A sum of vectors that
-    lies in them is normalised to the same as before.
+    A LayerNorm subtracts the mean over the dimensions. So the mean is removed from D, and no direction of E
+    is spent on it: E - 1 principal directions are embedded into the E numbers with a sum of 0. A sum of
+    vectors in these directions is normalised to the same result as before.
     """
     state = embeddings.state_dict()
     tables = [table for name, table in state.items() if not name.startswith("norm.")]
     full = tables[0].shape[1]
     covariance_DD = torch.zeros(full, full, dtype=torch.float64)
-    for table in tables:  # a token has one vector of each table
+    for table in tables:  # a token has one vector from each table
         centred = table.double() - table.double().mean(-1, keepdim=True)
         covariance_DD += centred.T @ centred / len(table)
     principal = torch.linalg.eigh(covariance_DD)[1].flip(-1)[:, : width - 1]

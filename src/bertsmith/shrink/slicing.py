@@ -1,4 +1,4 @@
-"""Heads and feed-forward neurons cut out of a network for real, and put back as zeros for other tools.
+"""Heads and feed-forward neurons removed from a network, and restored as zeros for other tools.
 
 Shapes: H heads, K head width, D model width, I inner width, O outputs of a layer.
 """
@@ -21,14 +21,14 @@ Numbers = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class KeptUnits:
-    """Which heads and which neurons of its feed-forward stay in a block, by their numbers from 0."""
+    """Indices of the heads and feed-forward neurons that a block keeps."""
 
     heads: Numbers
     neurons: Numbers
 
 
 def blocks_to_prune(network: Network) -> list[Block]:
-    """The blocks of a network; each holds its weights for itself, or for all layers that run it (ALBERT)."""
+    """Return the blocks of a network; each has the weights of one layer, or of all that run it (ALBERT)."""
     if is_quantised(network):
         remedy = "prune the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
@@ -41,7 +41,7 @@ def blocks_to_prune(network: Network) -> list[Block]:
 
 
 def all_units(network: Network) -> list[KeptUnits]:
-    """Every head and neuron of each block."""
+    """Return every head and neuron of each block."""
     config = with_heads(network.config)
     return [
         KeptUnits(tuple(range(config.heads_in(block))), tuple(range(config.inner_in(block))))
@@ -50,7 +50,7 @@ def all_units(network: Network) -> list[KeptUnits]:
 
 
 def pruned_network(network: Network, kept: Sequence[KeptUnits]) -> Network:
-    """A network of its own that has only these heads and neurons, with weights that are that much smaller."""
+    """Return a copy of a network with only these heads and neurons, and correspondingly smaller weights."""
     for layer, units in enumerate(kept):
         if not (units.heads and units.neurons):
             what = f"layer {layer} would lose all of its {'neurons' if units.heads else 'heads'}"
@@ -64,7 +64,7 @@ def pruned_network(network: Network, kept: Sequence[KeptUnits]) -> Network:
 
 
 def _with_counts(config: TransformerConfig, kept: Sequence[KeptUnits]) -> TransformerConfig:
-    """The config of these shapes; what is the same in all layers is said once."""
+    """Return the config of these shapes; a value that all layers share is stored once."""
     heads, inner = [len(units.heads) for units in kept], [len(units.neurons) for units in kept]
     return replace(
         config,
@@ -79,7 +79,7 @@ def _slice_attention(block: Block, heads: Numbers) -> None:
     width = attention.output.in_features // attention.heads
     rows_HK = torch.arange(attention.output.in_features).view(attention.heads, width)
     mixed = rows_HK[list(heads)].flatten()
-    # Query, key and value lie one below the other.
+    # Query, key and value are stacked below each other.
     stacked = torch.cat([mixed + part * attention.output.in_features for part in range(3)])
     attention.project = _linear_of(attention.project, outputs=stacked)
     attention.output = _linear_of(attention.output, inputs=mixed)
@@ -89,7 +89,7 @@ def _slice_attention(block: Block, heads: Numbers) -> None:
 def _slice_feed_forward(block: Block, neurons: Numbers) -> None:
     feed_forward = block.feed_forward
     inner = torch.tensor(neurons)
-    # A gate has a row for each neuron, below those that it gates.
+    # A gated layer has the gates' rows below those of the neurons.
     gates = [inner + feed_forward.contract.in_features] if isinstance(feed_forward, GatedFeedForward) else []
     feed_forward.expand = _linear_of(feed_forward.expand, outputs=torch.cat([inner, *gates]))
     feed_forward.contract = _linear_of(feed_forward.contract, inputs=inner)
@@ -98,7 +98,7 @@ def _slice_feed_forward(block: Block, neurons: Numbers) -> None:
 def _linear_of(
     linear: nn.Linear, *, outputs: Tensor | None = None, inputs: Tensor | None = None
 ) -> nn.Linear:
-    """A linear layer of some of another's outputs or inputs."""
+    """Return a linear layer with some of another's outputs or inputs."""
     weight_OI, bias_O = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if outputs is not None:
         outputs = outputs.to(weight_OI.device)
@@ -117,11 +117,11 @@ def _linear(weight_OI: Tensor, bias_O: Tensor | None) -> nn.Linear:
     return linear
 
 
-# ---- back to a shape that others know
+# ---- back to a shape that other tools support
 
 
 def zero_filled_network(network: Network) -> Network:
-    """The same outputs from a network of one shape for all layers: what was pruned is there as zeros."""
+    """Return a network with the same outputs and one shape for all layers: pruned units are zeros."""
     filled, config = deepcopy(network), with_heads(network.config)
     for block in blocks_to_prune(filled):
         attention, feed_forward = block.attention, block.feed_forward
@@ -136,7 +136,7 @@ def zero_filled_network(network: Network) -> Network:
 
 
 def _filled(linear: nn.Linear, *, outputs: int = 0, inputs: int = 0, stacked: int = 1) -> nn.Linear:
-    """A linear layer with zeros behind the outputs of each of its stacked matrices, or behind its inputs."""
+    """Return a linear layer with zeros after the outputs of each stacked matrix, or after its inputs."""
     weight_OI, bias_O = linear.weight.detach(), None if linear.bias is None else linear.bias.detach()
     if outputs:
         weight_OI = torch.cat([_longer(part, outputs) for part in weight_OI.chunk(stacked)])

@@ -1,4 +1,4 @@
-"""A pruned model as a folder that transformers opens: what was pruned is there as zeros."""
+"""Export of a pruned model as a folder that transformers opens, with zeros for pruned units."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from bertsmith.shrink.slicing import zero_filled_network
 
 
 def export_transformers(folder: Path, out: Path, *, base: Path | None = None) -> list[str]:
-    """Write a model in a published shape; notes of what had to be filled up for it."""
+    """Write a model in a published shape; return notes on the units that became zeros."""
     with new_folder(out, option="--transformers") as fresh:
         return _export(folder, fresh, base)
 
@@ -40,7 +40,7 @@ def _export(folder: Path, out: Path, base: Path | None) -> list[str]:
 
 
 def _check_reading(network: Network, finetuned: FinetunedTask, *, where: str) -> None:
-    """Raise where the head learned from other states than those that transformers gives to it."""
+    """Raise an error if the head was trained on other states than transformers gives to it."""
     chosen, head = finetuned.config.head, network.heads[finetuned.config.head_name]
     skips = finetuned.skips_pooler and isinstance(head, OutputHead) and head.reads == "pooled"
     if skips or chosen.pooling not in ("model", network.encoder.sentence):

@@ -1,4 +1,4 @@
-"""A model whose vocabulary is trimmed to a user's texts: it computes the same for them, with a smaller table.
+"""A model with a vocabulary trimmed to a user's texts: the same results for them, with a smaller table.
 
 Shapes: V words before, N words after, E embedding width.
 """
@@ -21,7 +21,7 @@ from bertsmith.text.trim_vocabulary import TrimmedVocabulary
 
 
 def with_vocabulary(bert: Bert, trimmed: TrimmedVocabulary) -> Bert:
-    """The model with a tokenizer that has only some of its pieces."""
+    """Return the model with a tokenizer that has only some of its pieces."""
     if is_quantised(bert.model.network):
         remedy = "trim the model that it was made from, and quantise again"
         raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
@@ -33,12 +33,12 @@ def with_vocabulary(bert: Bert, trimmed: TrimmedVocabulary) -> Bert:
 
 
 def _renumbered(key: str, value: Any, new: dict[int, int]) -> Any:
-    """What config.json says under a key such as sep_token_id; of an id that is gone, nothing."""
+    """Return config.json's value for a key such as sep_token_id; None for a removed id."""
     return new.get(value) if key.endswith("_token_id") and isinstance(value, int) else value
 
 
 def trimmed_network(network: Network, kept: Sequence[int]) -> Network:
-    """A network of its own that knows only the words of these ids, in this order."""
+    """Return a copy of a network with only the words of these ids, in this order."""
     smaller, rows_N = deepcopy(network), torch.tensor(kept)
     words = smaller.encoder.words
     table = nn.Embedding(len(kept), words.embedding_dim, device="meta")

@@ -1,6 +1,6 @@
-"""What one fine-tuned model costs on one device: measured in a process of its own, which this file runs.
+"""Measure the cost of one fine-tuned model on one device, in a separate process that runs this file.
 
-`python -m bertsmith.studies.cost_measurement '{...}' out.json` writes a measurement, or the user's error.
+`python -m bertsmith.studies.cost_measurement '{...}' out.json` writes a measurement or a user error.
 """
 
 import json
@@ -35,63 +35,63 @@ from bertsmith.tasks.task import read_split
 
 BATCH_EXAMPLES = 64
 TIMED_EXAMPLES = 256
-"""So many different ones, so that lengths are those of the data."""
+"""Maximum number of different examples that are timed, so that lengths are those of the data."""
 LENGTHS = (16, 32, 64, 128, 256, 512)
 FLOP_TOKENS = 128
 MIN_ROUNDS, MAX_ROUNDS = 5, 2000
 FIRST_TOKENS = 16
 POWER_COUNTERS = "/sys/class/powercap"
-"""Where Linux shows the energy that CPUs have taken, to those who may read it."""
+"""Folder in which Linux counts the energy of the CPUs, readable only with permission."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostRequest:
-    """What is to be measured."""
+    """Model, data and device of a measurement."""
 
     model: Path
     data: Path
     device: str
     seconds: float
-    """For each of the timings, at least."""
+    """Minimum seconds for each timing."""
     started: float
-    """When the process was started, as the clock on the wall has it."""
+    """Start of the process by the monotonic clock, which all processes of a machine share."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What was measured."""
+    """The measured cost and quality of a model."""
 
     parameters: int
     disk_bytes: int
     flops: float
-    """Of one text of 128 tokens, without its embeddings and its head."""
+    """Floating-point operations for one text of 128 tokens, without embeddings and head."""
     precision: str
     threads: int
     startup_seconds: float
-    """From nothing to the first scores."""
+    """Seconds from the start of the process to the first scores."""
     latency_p50: float
     latency_p95: float
-    """Seconds for one example, its tokens included."""
+    """95th percentile of the seconds for one example, including tokenization."""
     throughput: float
-    """Examples a second, 64 at a time."""
+    """Examples per second, in batches of 64."""
     joules: float | None
-    """An example on a CPU, 64 at a time; None where the machine does not tell."""
+    """Energy per example on a CPU, in batches of 64; None if it cannot be read."""
     peak_bytes: int
-    """Of the process; on a GPU, of its memory."""
+    """Peak memory of the process, or of the GPU if the model runs there."""
     by_length: dict[str, float]
-    """Median seconds for one text of so many tokens, from its tokens to its last states."""
+    """Median seconds from token ids to the last states for one text, by its number of tokens."""
     metric: str
     quality: tuple[float, ...]
-    """By the task's deciding metric, of each run in the folder."""
+    """Value of the task's deciding metric for each run in the folder."""
 
 
 def measure(request: CostRequest) -> Cost:
-    """The cost of a model; timings come before anything that fills memory."""
+    """Measure the cost of a model; the timings run before anything that fills memory."""
     bert = load(request.model, device=request.device, precision="auto")
     assert bert.finetuned is not None, "the study has looked"
     network = bert.engine.network
     _states(network, _random_batch(FIRST_TOKENS, bert))
-    startup = time.time() - request.started
+    startup = time.monotonic() - request.started
     task_model = task_model_of(network, bert.finetuned, bert.engine)
     examples = _examples(bert, request.data)
     times = _latencies(task_model, examples, request.seconds)
@@ -124,7 +124,7 @@ def measure(request: CostRequest) -> Cost:
 
 
 def timed(work: Callable[[int], object], seconds: float) -> list[float]:
-    """How long each round of some work took, for so many seconds; the first two do not count."""
+    """Repeat some work for this many seconds after two warm-up rounds; return the seconds of each round."""
     _warm_up(work)
     return _times(work, seconds)
 
@@ -132,12 +132,12 @@ def timed(work: Callable[[int], object], seconds: float) -> list[float]:
 def timed_with_energy(
     work: Callable[[int], object], seconds: float, device: torch.device
 ) -> tuple[list[float], float | None]:
-    """As `timed`, and the joules of a round that counts; None on a GPU, whose energy is not the CPU's."""
+    """Time work like `timed`, and return the joules of a round too; None on a GPU."""
     _warm_up(work)
     before = joules_used()
     times = _times(work, seconds)
     after = joules_used()
-    # Counters begin at 0 again when they are full.
+    # Counters restart at 0 when they overflow.
     if device.type != "cpu" or before is None or after is None or after < before:
         return times, None
     return times, (after - before) / len(times)
@@ -176,11 +176,11 @@ def _by_length(bert: Bert, seconds: float) -> dict[str, float]:
 
 def _states(network: Network, batch: PackedBatch) -> None:
     with torch.no_grad():
-        network(batch).cpu()  # a GPU is waited for
+        network(batch).cpu()  # waits for a GPU
 
 
 def _random_batch(tokens: int, bert: Bert) -> PackedBatch:
-    """One text of so many tokens, always the same."""
+    """Return one random text of this many tokens, always the same."""
     stream = torch.Generator().manual_seed(tokens)
     ids = torch.randint(bert.tokenizer.vocabulary_size, (tokens,), generator=stream).tolist()
     return pack([ids]).to(bert.engine.device)
@@ -191,10 +191,10 @@ def _quantile(values: Sequence[float], fraction: float) -> float:
 
 
 def joules_used(counters: Path = Path(POWER_COUNTERS)) -> float | None:
-    """The energy that the CPUs have taken since some moment; None where the machine does not tell."""
+    """Return the energy counter of the CPUs in joules; None if it cannot be read."""
     try:
         packages = sorted(counters.glob("intel-rapl:[0-9]*/energy_uj"))
-        whole = [file for file in packages if file.parent.name.count(":") == 1]  # others are parts of these
+        whole = [file for file in packages if file.parent.name.count(":") == 1]  # others are parts
         return sum(int(file.read_text()) for file in whole) / 1e6 if whole else None
     except (OSError, ValueError):
         return None
@@ -204,7 +204,7 @@ def joules_used(counters: Path = Path(POWER_COUNTERS)) -> float | None:
 
 
 def count_parameters(network: Network) -> int:
-    """All weights of a network, quantised ones too; shared ones count once."""
+    """Count all weights of a network, including quantised ones; shared weights count once."""
     quantised = (module for module in network.modules() if isinstance(module, QuantisedLayer))
     return sum(each.numel() for each in network.parameters()) + sum(
         module.weight.numel() for module in quantised
@@ -212,7 +212,7 @@ def count_parameters(network: Network) -> int:
 
 
 def _disk_bytes(folder: Path) -> int:
-    """The files of a model's weights; of an adapter its base's, too."""
+    """Return the size of a model's weight files; for an adapter, with those of its base."""
     places = {transformer_folder(folder)}
     if is_adapter(folder):
         places = {folder, transformer_folder(base_folder(folder))}
@@ -232,7 +232,7 @@ def _peak_bytes(device: torch.device) -> int:
 
 
 def runs_in(folder: Path) -> list[Path]:
-    """The runs of a folder of several seeds, whose spread was written; else the folder itself."""
+    """Return the runs in the folder of a finished study over several runs; else the folder itself."""
     runs = [each.parent for each in sorted(folder.glob("*/model")) if is_model(each)]
     return runs if runs and (folder / SPREAD_FILE).is_file() else [folder]
 
@@ -256,13 +256,13 @@ def _examples(bert: Bert, data: Path) -> Sequence[Example]:
 
 
 def request_of(values: Mapping[str, Any]) -> CostRequest:
-    """A request as JSON has it."""
+    """Build a request from its JSON form."""
     request = CostRequest(**values)
     return replace(request, model=Path(request.model), data=Path(request.data))
 
 
 def main() -> None:
-    """Measure what the command line asks for, and write it."""
+    """Measure as the command line asks, and write the result."""
     values, out = json.loads(sys.argv[1]), Path(sys.argv[2])
     try:
         write_json(out, asdict(measure(request_of(values))))

@@ -1,7 +1,7 @@
-"""What several models of one task cost and what they are worth: one table, and the picture of both.
+"""Compare cost and quality of several models for one task, in tables and a picture.
 
-Each model is measured in a process of its own, one after the other. What was measured is kept beside the
-table, and a call that was stopped continues with the next one.
+Each model is measured in a separate process, one after the other. Measurements are stored next to the table,
+so that a stopped call can continue with the next model.
 """
 
 import hashlib
@@ -41,33 +41,33 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEASURED = "measured"
-"""The folder of what is finished, a file for each model and device."""
+"""Folder of the finished measurements, with a file for each model and device."""
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 MILLI, MEGA, GIGA, PERCENT = 1e3, 1e6, 1e9, 100
 
 
 @dataclass(frozen=True, slots=True)
 class CostTableRequest:
-    """What was asked for."""
+    """Task, models and data of a cost table."""
 
     task: Task
     models: tuple[Path, ...]
     data: Path
     out: Path
     seconds: float = 3.0
-    """For each timing."""
+    """Minimum seconds for each timing."""
 
     def devices(self) -> tuple[str, ...]:
-        """Where models are measured: the CPU, and the GPU where there is one."""
+        """Return the devices to measure on: the CPU, and the GPU if there is one."""
         return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 
 
 Costs = Mapping[str, Mapping[str, Cost]]
-"""By model, as it was named, and device."""
+"""Costs by model, as the user named it, and by device."""
 
 
 def cost_table(request: CostTableRequest, on_message: Callable[[str], None] = lambda _: None) -> Report:
-    """Measure what is not measured yet, saying of each what it is; write table, numbers and picture."""
+    """Measure all models that are not measured yet; write tables, numbers and picture."""
     metric = _checked_metric(request)
     jobs = [(model, device) for model in request.models for device in request.devices()]
     conditions = _conditions(request)
@@ -81,7 +81,7 @@ def cost_table(request: CostTableRequest, on_message: Callable[[str], None] = la
 
 
 def _checked_metric(request: CostTableRequest) -> Metric:
-    """The metric that decides; stops where a model is none of the task, before anything is measured."""
+    """Return the deciding metric; raise before measuring if a model was not fine-tuned for the task."""
     metric = request.task.deciding_metric
     for model in request.models:
         for run in runs_in(model):
@@ -114,7 +114,7 @@ def _cost(values: Mapping[str, Any]) -> Cost:
 
 
 def _conditions(request: CostTableRequest) -> str:
-    """What all measurements of a call have in common: settings, machine and the content of the data."""
+    """Describe the common conditions of a call's measurements: settings, machine, content of the data."""
     data = request.data
     content = {str(file.relative_to(data)): sha256_of(file) for file in _data_files(request)}
     machine = {**_machine(), "bertsmith": VERSION, "threads": torch.get_num_threads()}
@@ -122,12 +122,12 @@ def _conditions(request: CostTableRequest) -> str:
 
 
 def _data_files(request: CostTableRequest) -> list[Path]:
-    """The files that the task may read; not all that lie there, for results may, too."""
+    """Return the files that the task may read; the folder may also contain others, such as results."""
     if request.data.is_file():
         return [request.data]
     tasks = (request.task, *(task_named(name) for name in FURTHER_TASKS.get(request.task.name, ())))
     patterns = [
-        (request.data / name, f"{pattern}*")  # compressed ones have one more suffix
+        (request.data / name, f"{pattern}*")  # compressed files have one more suffix
         for task in tasks
         for name in ("", *task.folders)
         for split in task.splits.values()
@@ -137,7 +137,7 @@ def _data_files(request: CostTableRequest) -> list[Path]:
 
 
 def _key(model: Path, device: str, conditions: str) -> str:
-    """What tells a measurement from others: the model's files, the device and the conditions of the call."""
+    """Return the name of a measurement, from the model's files, the device and the call's conditions."""
     found = hashlib.sha256(f"{device} {conditions}".encode())
     for file in _model_files(model):
         facts = file.stat()
@@ -146,7 +146,7 @@ def _key(model: Path, device: str, conditions: str) -> str:
 
 
 def _model_files(model: Path) -> list[Path]:
-    """The files of all runs in a model's folder; of an adapter its base's, too."""
+    """Return the files of all runs in a model's folder; for an adapter, with those of its base."""
     folders = [model_folder(run) for run in (*runs_in(model), model)]
     folders += [base_folder(folder) for folder in folders if is_adapter(folder)]
     places = dict.fromkeys(place for folder in folders for place in (folder, transformer_folder(folder)))
@@ -156,7 +156,7 @@ def _model_files(model: Path) -> list[Path]:
 def _in_its_own_process(request: CostTableRequest, model: Path, device: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         out = Path(place) / "cost.json"
-        asked = CostRequest(model, request.data, device, request.seconds, started=time.time())
+        asked = CostRequest(model, request.data, device, request.seconds, started=time.monotonic())
         values = json.dumps(asdict(asked), default=str)
         command = [sys.executable, "-m", "bertsmith.studies.cost_measurement", values, str(out)]
         ended = subprocess.run(command, check=False, stdin=subprocess.DEVNULL)
@@ -172,7 +172,7 @@ def _in_its_own_process(request: CostTableRequest, model: Path, device: str) -> 
 
 
 def cost_report(request: CostTableRequest, costs: Costs, metric: Metric) -> Report:
-    """The tables of all devices, and what draws them."""
+    """Build the report with the tables of all devices and the picture."""
     tables = []
     for device in request.devices():
         here = {model: each[device] for model, each in costs.items()}
@@ -214,7 +214,7 @@ def _cost_rows(title: str, costs: Mapping[str, Cost], metric: Metric) -> Table:
 
 
 def quality_text(values: Sequence[float], metric: Metric) -> str:
-    """The mean of several runs and its spread, or the value of one."""
+    """Format the mean and standard deviation of several runs, or the value of one."""
     mean = metric.text(statistics.fmean(values))
     if len(values) < 2:
         return mean
@@ -245,7 +245,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _points(costs: Costs) -> dict[str, tuple[float, float]]:
-    """Of each model the latency of one text on the CPU, in milliseconds, and its quality."""
+    """Return for each model the latency of one text on the CPU, in milliseconds, and the quality."""
     return {
         model: (MILLI * each["cpu"].latency_p50, statistics.fmean(each["cpu"].quality))
         for model, each in costs.items()
@@ -253,7 +253,7 @@ def _points(costs: Costs) -> dict[str, tuple[float, float]]:
 
 
 def pareto_front(points: Mapping[str, tuple[float, float]], *, larger_is_better: bool) -> list[str]:
-    """The models that no other beats in both cost and quality, the cheapest first."""
+    """Return the models that no other beats in both cost and quality, the cheapest first."""
     sign = 1 if larger_is_better else -1
     front: list[str] = []
     best = float("-inf")

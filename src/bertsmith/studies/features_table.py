@@ -1,4 +1,4 @@
-"""The feature-based table of the BERT paper: six ways to read frozen layers, beside fine-tuning."""
+"""The feature-based table of the BERT paper: six ways to read frozen layers, compared with fine-tuning."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -20,12 +20,12 @@ PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A row of the table."""
+    """A row of the table: a way to use the encoder, with its settings."""
 
     key: str
-    """The folder of its runs."""
+    """Name of the folder with the row's runs."""
     title: str
-    """As the paper calls it."""
+    """Name in the paper."""
     settings: tuple[str, ...]
     published: float
     """F1 in percent on the development set of CoNLL-2003 (Devlin et al. 2018, table 7)."""
@@ -50,7 +50,7 @@ PUBLISHED_ON = "ner"
 
 @dataclass(frozen=True, slots=True)
 class FeaturesTableRequest:
-    """What was asked for."""
+    """Task, model, data and settings of a features table."""
 
     task: Task
     model: Path
@@ -60,26 +60,26 @@ class FeaturesTableRequest:
     settings: tuple[str, ...] = ()
     """Overrides for all rows."""
     tuning_settings: tuple[str, ...] = ()
-    """Overrides for fine-tuning alone."""
+    """Overrides for only the fine-tuning row."""
     features_settings: tuple[str, ...] = ()
-    """Overrides for the feature-based rows alone."""
+    """Overrides for only the feature-based rows."""
     skip_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class FeaturesRow:
-    """What the runs of one strategy came to."""
+    """Results of the runs of one strategy."""
 
     strategy: Strategy
     spreads: dict[str, dict[str, Spread]]
-    """By split and metric."""
+    """Spreads over the seeds, by split and metric."""
     layer_weights: dict[str, float]
-    """What a weighted sum has learned, as a mean over the seeds; otherwise empty."""
+    """Learned weights of a weighted sum, as means over the seeds; empty for other strategies."""
     seconds: float
 
 
 def features_table(request: FeaturesTableRequest, callback: ProgressCallback) -> list[FeaturesRow]:
-    """Run all rows; what an earlier call has finished is taken as it is."""
+    """Run all rows; reuse the runs that an earlier call has finished."""
     trials = {strategy.key: _trials(request, strategy) for strategy in STRATEGIES}
     results = iter(run_trials([trial for each in trials.values() for trial in each], callback))
     rows = [_row(strategy, [next(results) for _ in trials[strategy.key]]) for strategy in STRATEGIES]
@@ -92,7 +92,7 @@ def _trials(request: FeaturesTableRequest, strategy: Strategy) -> list[Trial]:
     settings = [*request.settings, *strategy.settings]
     options: list[tuple[str, str]] = []
     if strategy.settings:
-        options = [("study", f"features.width={PUBLISHED_FEATURES.width}")]  # below what the user sets
+        options = [("study", f"features.width={PUBLISHED_FEATURES.width}")]  # the user's settings override it
         settings += request.features_settings
     else:
         settings += request.tuning_settings
@@ -113,7 +113,7 @@ def _row(strategy: Strategy, results: Sequence[FinetuningResult]) -> FeaturesRow
 
 
 def table_text(rows: Sequence[FeaturesRow], task: Task) -> str:
-    """The table as Markdown, in percent as the paper prints it."""
+    """Format the table as Markdown, in per cent as in the paper."""
     metric = task.deciding_metric.name
     published = task.name == PUBLISHED_ON
     splits = list(rows[0].spreads)
@@ -143,7 +143,7 @@ def _weights(weights: Mapping[str, float]) -> str:
 
 
 def plain_table(rows: Sequence[FeaturesRow]) -> dict[str, Any]:
-    """The table for machines."""
+    """Return the table in a form for JSON."""
     return {
         row.strategy.key: {
             "title": row.strategy.title,

@@ -1,4 +1,4 @@
-"""Every GLUE task that a folder holds, fine-tuned and put into one table."""
+"""Fine-tune on every GLUE task in a folder, and put the results into one table."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,16 +43,16 @@ class GlueRow:
     examples: int
     seconds: float
     spreads: dict[str, dict[str, Spread]]
-    """By split and metric; of the best run alone, where settings were searched."""
+    """Spreads by split and metric; over the best run alone if settings were searched."""
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
-    """What the constant answer gets, by split and metric."""
+    """Scores of the constant answer, by split and metric."""
     best: str = ""
-    """The run that did best on the development set, where settings were searched."""
+    """Name of the best run on the development set if settings were searched, else empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class GlueTable:
-    """All tasks found, and the averages that people report."""
+    """All tasks found, and the usual averages."""
 
     rows: tuple[GlueRow, ...]
     averages: tuple[Average, ...]
@@ -62,28 +62,28 @@ class GlueTable:
 
 @dataclass(frozen=True, slots=True)
 class GlueRequest:
-    """What was asked for."""
+    """Model, data and settings of a GLUE table."""
 
     model: Path
     data: Path
-    """The folder that holds the tasks' folders."""
+    """Folder that contains the tasks' folders."""
     out: Path
     seeds: int = 1
     settings: tuple[str, ...] = ()
     """Overrides for the recipes of all tasks."""
     options: tuple[tuple[str, str], ...] = ()
-    """The same for options with a name of their own (`task_recipe.finetuning_recipe`)."""
+    """Overrides by the names of their options (`task_recipe.finetuning_recipe`)."""
     tasks: tuple[str, ...] = ()
-    """Only these; empty: every task found."""
+    """Names of the tasks to run; empty for every task found."""
     search: int = 0
-    """So many runs with random settings for each task, of which the best on dev counts."""
+    """Number of runs with random settings for each task; the best on dev counts. 0: no search."""
     lr_grid: bool = False
-    """The paper's four learning rates for each task, of which the best on dev counts."""
+    """True to try the paper's four learning rates for each task; the best on dev counts."""
     skip_bad: bool = False
 
 
 def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
-    """Fine-tune on every task found; what an earlier call has finished is taken as it is."""
+    """Fine-tune on every task found; reuse the runs that an earlier call has finished."""
     refuse_several_processes("the runs of a study have one process each")
     wanted = {task_named(name).name for name in request.tasks}
     data, in_folder = request.data, tasks_in(request.data)
@@ -97,7 +97,7 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
         what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"
         raise UserError(what, where=str(data), remedy=f"give the folder that holds some of {names}")
     trials = {task.name: _trials(request, task, folder) for task, folder in found}
-    # All tasks are read before the first is trained on: a bad line must not be met after hours of training.
+    # Read all tasks before the first training, so that a bad line is not found after hours of training.
     with progress_bar("reading tasks", len(found)) as advance:
         for task, folder in found:
             read_splits(task, folder, skip_bad=request.skip_bad)
@@ -119,7 +119,7 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
 
 
 def tasks_in(data: Path) -> list[tuple[Task, Path]]:
-    """The tasks with training data in a folder of GLUE folders, with their places."""
+    """Return the tasks that have training data in a folder of GLUE folders, with their folders."""
     found = []
     for task in _trained():
         places = [data / folder for folder in task.folders if has_split(task, data / folder, "train")]
@@ -129,12 +129,12 @@ def tasks_in(data: Path) -> list[tuple[Task, Path]]:
 
 
 def _trained() -> list[Task]:
-    """The tasks that come with training data."""
+    """Return the tasks that have a training set."""
     return [task for task in TASKS if "train" in task.splits]
 
 
 def _trials(request: GlueRequest, task: Task, folder: Path) -> list[Trial]:
-    """One run of the task for each seed, or for each setting that is tried."""
+    """Return one run of the task for each seed or for each combination of settings."""
     recipe = finetuning_recipe(task, request.settings, options=request.options)
     out = request.out / task.name
     assignment = Assignment(task, recipe, request.model, folder, out, skip_bad=request.skip_bad)
@@ -148,7 +148,7 @@ def _trials(request: GlueRequest, task: Task, folder: Path) -> list[Trial]:
 
 
 def table_text(table: GlueTable) -> str:
-    """The table as Markdown, in percent as the papers print it."""
+    """Format the table as Markdown, in per cent as in the papers."""
     headings = ("task", "split", "metric", "mean", "median", "spread", "constant answer", "runs")
     lines = [f"| {' | '.join(headings)} | examples | seconds |", "|---" * (len(headings) + 2) + "|"]
     for row in table.rows:
@@ -174,7 +174,7 @@ def table_text(table: GlueTable) -> str:
 
 
 def _below_baseline(row: GlueRow) -> Iterator[str]:
-    """Where a task's mean does not beat the constant answer."""
+    """Yield a warning for each split on which the task's mean does not beat the constant answer."""
     for split, spreads in row.spreads.items():
         means = {name: spread.mean for name, spread in spreads.items()}
         where, baseline = f"{row.task.title} {split}", row.baselines.get(split, {})
@@ -182,7 +182,7 @@ def _below_baseline(row: GlueRow) -> Iterator[str]:
 
 
 def _published_table(rows: Sequence[GlueRow]) -> list[str]:
-    """The papers' figures for the same tasks, beside ours; nothing where there are none."""
+    """Return the lines of published and own figures for the same tasks; empty if none is published."""
     lines = []
     for row in rows:
         for split, metrics in row.spreads.items():
@@ -203,7 +203,7 @@ def _published_table(rows: Sequence[GlueRow]) -> list[str]:
 
 
 def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:
-    """The mean of each metric by task; a second development set stands under its own name."""
+    """Return the mean of each metric by task; a second development set counts as a separate task."""
     means: dict[str, dict[str, float]] = {}
     for row in rows:
         for split, metrics in row.spreads.items():
@@ -213,7 +213,7 @@ def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:
 
 
 def plain_table(table: GlueTable) -> dict[str, object]:
-    """The table for machines."""
+    """Return the table in a form for JSON."""
     return {
         "tasks": {row.task.name: plain_spreads(row.spreads) for row in table.rows},
         "baselines": {row.task.name: row.baselines for row in table.rows},

@@ -1,8 +1,8 @@
 """Unstructured pruning as a job: gradually while a model is fine-tuned, or after it, with rewinding.
 
-Read from top to bottom: what was asked for, the job, and what it does to runs. After a training the smallest
-weights are set to zero, what is left is trained by one or several methods, and the best is kept. Several
-sparsities begin with the same training.
+In this order: the request, the job, and its changes to runs. After a training the smallest weights are set to
+zero, the others are trained again by one or several methods, and the best model is kept. Several sparsities
+share the first training.
 """
 
 import shutil
@@ -61,19 +61,21 @@ RETRAINING: dict[Retraining, str] = {
     "finetune": "the weights stay, and learn at a tenth of the peak rate",
 }
 FINAL_RATE = 0.1
-"""Published fine-tuning goes on at the last rate of the schedule, which is 0 where that is a line to 0."""
+"""Learning rate of "finetune", as a fraction of the peak.
+
+Published fine-tuning continues at the last rate of the schedule, which is 0 for a linear decay to 0."""
 GRADUAL = (0.1, 0.7)
-"""Between these parts of a run its weights are pruned: after the warm-up, with time to recover at the end."""
+"""Fractions of a run between which weights are pruned: after the warm-up, with time to recover at the end."""
 UPDATES = 100
-"""About so many times in a run the masks are found anew."""
+"""Number of intervals of a run; masks are recomputed after each interval that is within GRADUAL."""
 
 
-# ---- what was asked for
+# ---- the request
 
 
 @dataclass(frozen=True, slots=True)
 class MagnitudeRequest:
-    """A model, a task, and how much of the layers' weights is to be zero; of several, a model for each."""
+    """A model, a task, and the fractions of the layers' weights to set to zero, one model for each."""
 
     task: Task
     model: Path
@@ -82,20 +84,20 @@ class MagnitudeRequest:
     recipe: FinetuningRecipe
     sparsities: tuple[float, ...]
     rewind: float | None = None
-    """To which part of the schedule a run goes back; None: weights go gradually in a single run."""
+    """Fraction of the schedule to rewind to; None prunes gradually within one run."""
     retraining: tuple[Retraining, ...] = ("weights",)
     rounds: int = 1
-    """After training, pruning comes in so many parts, with the training after each of them."""
+    """Number of steps in which a trained model is pruned, each followed by a training."""
     skip_bad: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What a run found in the folder must agree with to be resumed, the examples aside."""
+        """Return the settings, without examples, that an existing run must share to be resumed."""
         own = {key: getattr(self, key) for key in ("rewind", "retraining", "rounds", "skip_bad")}
         own["sparsity"] = self.sparsities if len(self.sparsities) > 1 else self.sparsities[0]
         return plain_request(self.task, self.recipe, self.model, self.data, own)
 
     def check(self) -> None:
-        """Raise where it cannot be done."""
+        """Raise if the request is not possible."""
         for sparsity in self.sparsities:
             if not 0 < sparsity < 1:
                 what, remedy = f"{sparsity:g} of the weights cannot be zero", "choose one such as 0.7"
@@ -118,7 +120,7 @@ class MagnitudeRequest:
 
     @property
     def places(self) -> dict[float, Path]:
-        """Where the model of each sparsity is written: in the folder, or in one for each of several."""
+        """Output folder of each sparsity: `out` itself, or a subfolder for each of several."""
         if len(self.sparsities) == 1:
             return {self.sparsities[0]: self.out}
         return {sparsity: self.out / str(sparsity) for sparsity in self.sparsities}
@@ -126,7 +128,7 @@ class MagnitudeRequest:
 
 @dataclass(frozen=True, slots=True)
 class SparseReport:
-    """One training: what it is called, how many weights are zero, and how right the model is."""
+    """One training: its name, the fraction of weights that are zero, and the model's metrics."""
 
     name: str
     sparsity: float
@@ -135,7 +137,7 @@ class SparseReport:
 
 @dataclass(frozen=True, slots=True)
 class SparseResult:
-    """Where a model is, what every training came to, and which one was kept."""
+    """The folder of a model, the reports of all trainings, and the name of the kept one."""
 
     folder: Path
     reports: tuple[SparseReport, ...]
@@ -146,7 +148,7 @@ class SparseResult:
 
 
 def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) -> list[SparseResult]:
-    """Prune as asked, for each sparsity; a job found in the folder resumes, or is reported if finished."""
+    """Prune to each sparsity; a job in the folder resumes, or is reported if it is finished."""
     refuse_several_processes("pruning has one process")
     request.check()
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
@@ -173,16 +175,16 @@ def _result_in(place: Path) -> SparseResult:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One start of a job."""
+    """One start of a job, which may take several."""
 
     request: MagnitudeRequest
     callback: ProgressCallback
     stop: StopRequested
 
-    # ---- while it is trained
+    # ---- pruning during training
 
     def gradual(self) -> None:
-        """One run, in which more and more weights become zero."""
+        """Train once, while more and more weights become zero."""
         request, (sparsity,) = self.request, self.request.sparsities
 
         def prepare(run: Run, state: RunState) -> None:
@@ -192,7 +194,7 @@ class _Job:
         trained = self._train(request.out / WORK / "gradual", request.model, request.recipe, prepare)
         self._keep_best(request.out, {"gradual": trained}, of=["gradual"])
 
-    # ---- after it was trained
+    # ---- pruning after training
 
     def after_training(self, rewind: float) -> None:
         """Train once; for each sparsity prune, train again by each method and keep the best."""
@@ -211,7 +213,7 @@ class _Job:
                 found = self._retrained(sparsity, dense, early, rewind)
                 last = [f"{method}-{request.rounds}" for method in request.retraining]
                 self._keep_best(place, {"dense": dense, **found}, of=last)
-            if place != request.out:  # the others have their own, and want the first training
+            if place != request.out:  # out / WORK has the first training, which others need
                 shutil.rmtree(place / WORK, ignore_errors=True)
         if len(request.sparsities) > 1:
             names = [place.name for place in request.places.values()]
@@ -220,7 +222,7 @@ class _Job:
     def _retrained(
         self, sparsity: float, dense: FinetuningResult, early: Path, rewind: float
     ) -> dict[str, FinetuningResult]:
-        """What each method comes to after each of its rounds, by name."""
+        """Return the result of each method after each of its rounds, by name."""
         found = {}
         for method in self.request.retraining:
             trained = dense.folder
@@ -247,7 +249,7 @@ class _Job:
         check_no_stop(self.stop, place.name)
         self.callback.on_message(place.name)
         request = self.request
-        # Several short runs, each of which would be compiled anew.
+        # Each of several short runs would be compiled again.
         recipe = with_values(recipe, {"run.compile": "off"})
         where = (model, request.data, place / "tuned")
         assignment = Assignment(request.task, recipe, *where, request.skip_bad)
@@ -259,7 +261,7 @@ class _Job:
     # ---- the end
 
     def _keep_best(self, place: Path, found: dict[str, FinetuningResult], *, of: list[str]) -> None:
-        """Keep the best of those that are as sparse as asked, with its mask, and say what all came to."""
+        """Keep the best of the runs named in `of`, with its mask, and write the report of all runs."""
         kept = best_of({name: found[name] for name in of}) or of[0]
         networks = {name: load(each.folder, device="cpu").model.network for name, each in found.items()}
         with atomic_path(place / MASK_FILE) as fresh:
@@ -273,7 +275,7 @@ class _Job:
 
 
 def _pruned(folder: Path, trained: Path, sparsity: float, early: Path | None) -> Path:
-    """A model folder with the smallest weights of a trained one at zero: those, or its early weights."""
+    """Write a model with the smallest weights of a trained one at zero; the others may be early weights."""
     if not folder.exists():
         bert = load(trained, device="cpu")
         assert bert.finetuned is not None, "it is the model of a run"
@@ -287,34 +289,34 @@ def _pruned(folder: Path, trained: Path, sparsity: float, early: Path | None) ->
     return folder
 
 
-# ---- what is done to a run
+# ---- changes to a run
 
 
 @dataclass(frozen=True, slots=True)
 class GradualSchedule:
-    """When masks are found anew in a run of so many steps, and how much is zero then."""
+    """The steps of a run at which masks are recomputed, and the sparsity of each."""
 
     final: float
     steps: int
 
     @property
     def last(self) -> int:
-        """The step after which no more weights go."""
+        """The last step at which weights are pruned."""
         return max(1, round(GRADUAL[1] * self.steps))
 
     def is_due(self, taken: int) -> bool:
-        """Whether masks are found anew after so many steps."""
+        """True if masks are recomputed after this many steps."""
         every = max(1, self.steps // UPDATES)
         return GRADUAL[0] * self.steps <= taken <= self.last and (taken % every == 0 or taken == self.last)
 
     def sparsity(self, taken: int) -> float:
-        """The fraction of weights that are zero after so many steps."""
+        """Return the fraction of weights that are zero after this many steps."""
         first = GRADUAL[0] * self.steps
         return cubic_sparsity(self.final, (taken - first) / (self.last - first))
 
 
 def _mask_after_steps(run: Run, state: RunState, schedule: GradualSchedule | None = None) -> None:
-    """Keep at zero what is zero; where there is a schedule, set more weights to zero when they are due."""
+    """Keep zero weights at zero after each step; with a schedule, set more weights to zero when due."""
     weights = prunable_weights(network_of(run.model))
     masks, taken = masks_of(weights), _steps_taken(state)
 
@@ -329,7 +331,7 @@ def _mask_after_steps(run: Run, state: RunState, schedule: GradualSchedule | Non
 
 
 def _save_after_step(run: Run, state: RunState, step: int, file: Path) -> None:
-    """Keep the weights after this step, which a run may be past."""
+    """Save the weights after this step, unless a resumed run is past it."""
     taken = _steps_taken(state)
 
     def save(*_: object) -> None:
@@ -344,7 +346,7 @@ def _save_after_step(run: Run, state: RunState, step: int, file: Path) -> None:
 
 
 def _write_weights(run: Run, file: Path) -> None:
-    # As the finished folder has them: its head predicts the user's own numbers.
+    # In the form of the finished folder, in which the head predicts unscaled numbers.
     scorer = deepcopy(run.model.objective.scorer)
     if run.scaler is not None:
         run.scaler.fold_into(scorer)
@@ -355,7 +357,7 @@ def _write_weights(run: Run, file: Path) -> None:
 
 
 def _begin_at(rewind: float) -> Preparation:
-    """A run of sparse weights that begins at a later step of its schedule, and with that step's examples."""
+    """Prepare a run of sparse weights to begin at a later step of its schedule, with that step's examples."""
 
     def prepare(run: Run, state: RunState) -> None:
         if state.progress.step == 0:
@@ -371,5 +373,5 @@ def _rewinding_step(run: Run, rewind: float) -> int:
 
 
 def _steps_taken(state: RunState) -> int:
-    """How often the optimiser has changed the weights."""
+    """Return the number of steps that changed the weights."""
     return state.progress.step - state.progress.skipped

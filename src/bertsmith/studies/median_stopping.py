@@ -1,4 +1,4 @@
-"""When a trial of a search is not worth its time: the median stopping rule of Google Vizier.
+"""The median stopping rule of Google Vizier, which ends poor trials of a search early.
 
 Golovin et al. 2017, 3.2.2: a trial is stopped at a step if its best value until then is strictly worse than
 the median, over the completed trials, of the mean of their values up to the same step.
@@ -12,7 +12,7 @@ from bertsmith.core.measures import Metric
 from bertsmith.finetuning.finetuning_state import EarlyEnd
 
 MIN_TRIALS = 3
-"""A median over fewer completed trials says too little; Vizier's paper leaves this open."""
+"""Minimum number of completed trials for a meaningful median; Vizier's paper leaves it open."""
 MEDIAN_STOPPING_NOTE = (
     f"after {MIN_TRIALS} complete trials, one ends early whose best figure is worse than the median of their "
     "means up to the same evaluation (median stopping rule, Golovin et al. 2017)"
@@ -21,14 +21,14 @@ MEDIAN_STOPPING_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class MedianStopping:
-    """The rule, knowing the trials that ran to their end."""
+    """The rule with the completed trials that it compares to."""
 
     metric: Metric
     curves: Sequence[Sequence[float]]
-    """The values of each at its evaluations, compared by their number: trials differ in steps."""
+    """Values of each trial at its evaluations; compared by evaluation number, because steps differ."""
 
     def __call__(self, values: Sequence[float]) -> EarlyEnd | None:
-        """How a trial with these values so far ends early, or None where it goes on."""
+        """Return the early end of a trial with these values so far, or None if it continues."""
         number = len(values)
         means = [statistics.fmean(curve[:number]) for curve in self.curves if len(curve) >= number]
         if len(means) < MIN_TRIALS:

@@ -1,7 +1,7 @@
-"""A grid of settings over one pre-training recipe: a run for each, hopeless ones ended early, one table.
+"""Run a grid of settings over one pre-training recipe, end poor runs early, and rank the results.
 
-Runs are compared by the fixed evaluation, which is the same for all of them. Each has its own folder, and
-what is finished or was ended early is not done again.
+Runs are compared by the fixed evaluation, which is the same for all recipes. Each run has its own folder. A
+run that is finished or was ended early is not repeated.
 """
 
 import logging
@@ -42,7 +42,7 @@ class PretrainingTrial:
 
 @dataclass(frozen=True, slots=True)
 class TrialOutcome:
-    """What a run of a sweep came to, by its journal."""
+    """The result of one run of a sweep, from its journal."""
 
     name: str
     folder: Path
@@ -50,16 +50,16 @@ class TrialOutcome:
     tokens: int
     seconds: float
     held_out: dict[str, float]
-    """The last held-out evaluation."""
+    """Metrics of the last held-out evaluation."""
     evaluated_steps: list[int]
     losses: list[float]
-    """By the deciding metric, at these steps."""
+    """Value of the deciding metric at each evaluated step."""
     early_end: str
-    """Why it was ended early, or nothing."""
+    """Reason for an early end, or empty."""
 
 
 def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
-    """The points of a grid, from texts such as optim.peak_lr=1e-3,2e-3: each key with one of its values."""
+    """Parse the points of a grid from texts such as optim.peak_lr=1e-3,2e-3."""
     values: dict[str, list[str]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
@@ -76,14 +76,14 @@ def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
 
 
 def grid_points(values: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
-    """Each key with one of its values, in every combination."""
+    """Return every combination of one value per key."""
     return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
 
 
 def trials_of(
     points: Sequence[Mapping[str, str]], recipe_with: Callable[[Sequence[str]], Recipe], *, out: Path
 ) -> list[PretrainingTrial]:
-    """A trial for each point of a grid, from what gives the recipe with some `key=value` on top."""
+    """Return a trial for each point of a grid; `recipe_with` applies `key=value` settings to the recipe."""
     return [
         PretrainingTrial(name, recipe_with([f"{key}={value}" for key, value in point.items()]), out / name)
         for point in points
@@ -92,7 +92,7 @@ def trials_of(
 
 
 def trial_name(point: Mapping[str, str]) -> str:
-    """The folder of a point of the grid: the last part of each key, and its value."""
+    """Return the folder name of a grid point: the last part of each key with its value."""
     parts = [f"{key.rpartition('.')[2]}-{value}" for key, value in point.items()]
     return re.sub(r"[^\w.+=-]+", "-", "_".join(parts)).strip("-")
 
@@ -100,7 +100,7 @@ def trial_name(point: Mapping[str, str]) -> str:
 def run_sweep(
     trials: Sequence[PretrainingTrial], *, store: Path, callback: ProgressCallback
 ) -> list[TrialOutcome]:
-    """Run each trial that is not finished yet, one after the other; the outcomes, the best first."""
+    """Run all unfinished trials one after the other; return the outcomes, the best first."""
     refuse_several_processes("the runs of a sweep have one process each")
     _check(trials, store)
     outcomes: list[TrialOutcome] = []
@@ -131,7 +131,7 @@ def run_sweep(
 
 
 def _check(trials: Sequence[PretrainingTrial], store: Path) -> None:
-    """Raise before the first run where a folder holds something else: not after hours of training."""
+    """Raise before the first run, not after hours of training, if a folder contains something else."""
     place, opened = trials[0].out.parent, TokenStore.open(store)
     if run_folder(place).begun:
         remedy = "give --out a folder of its own"
@@ -146,7 +146,10 @@ def _check(trials: Sequence[PretrainingTrial], store: Path) -> None:
 
 
 def stopping_rule(metric: Metric, before: Sequence[TrialOutcome]) -> Callable[[Sequence[float]], str]:
-    """Why a run with its losses so far is not worth more time, by those that ran to their end; or nothing."""
+    """Return a rule that gives the reason to end a run early by its losses so far, or an empty text.
+
+    The rule compares with the earlier runs that were not ended early.
+    """
     median = MedianStopping(metric, [each.losses for each in before if not each.early_end])
 
     def rule(losses: Sequence[float]) -> str:
@@ -162,7 +165,7 @@ def stopping_rule(metric: Metric, before: Sequence[TrialOutcome]) -> Callable[[S
 
 
 def outcome_of(trial: PretrainingTrial) -> TrialOutcome:
-    """What a trial has come to, by its journal."""
+    """Read the outcome of a trial from its journal."""
     entries = read_metrics(trial.out)
     last: dict[str, dict[str, Any]] = {line["kind"]: line for line in entries}
     ends = [line for line in entries if line["kind"] == "event" and "state" in line]
@@ -183,7 +186,7 @@ def outcome_of(trial: PretrainingTrial) -> TrialOutcome:
 
 
 def ranking(outcomes: Sequence[TrialOutcome], metric: Metric) -> list[TrialOutcome]:
-    """The runs that came to their end, the best one by the metric first; then those ended early."""
+    """Sort runs: completed ones first, then those ended early, each with the best by the metric first."""
     sign = -1 if metric.larger_is_better else 1
     return sorted(
         outcomes,
@@ -192,7 +195,7 @@ def ranking(outcomes: Sequence[TrialOutcome], metric: Metric) -> list[TrialOutco
 
 
 def draw_sweep(path: Path, outcomes: Sequence[TrialOutcome], metric: Metric) -> None:
-    """Draw the losses of all runs over their steps."""
+    """Draw the losses of all runs by step."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -1,6 +1,6 @@
-"""Structured pruning as a job: the least important heads and neurons go, with training in between.
+"""Structured pruning as a job: remove the least important heads and neurons in rounds, with training between.
 
-Read from top to bottom: what was asked for, the rounds, one round, and the finished folder.
+In this order: the request, the rounds, one round, and the finished folder.
 """
 
 import json
@@ -52,37 +52,37 @@ from bertsmith.training.run_folder import RunFolder
 
 ASSIGNMENT, RESULT, ROUNDS = "pruning.json", "result.json", "rounds"
 Metrics = dict[str, dict[str, float]]
-"""By split and metric."""
+"""Values by split and metric."""
 
 
-# ---- what was asked for
+# ---- the request
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is to go."""
+    """The units and layers to remove."""
 
     heads: float = 0.0
-    """Fraction of all heads."""
+    """Fraction of all heads to remove."""
     neurons: float = 0.0
-    """Fraction of the feed-forward neurons."""
+    """Fraction of the feed-forward neurons to remove."""
     widths: Widths = "equal"
     layers: tuple[int, ...] = ()
-    """Whole layers, counted from 0."""
+    """Indices of whole layers to remove."""
     rounds: int = 4
-    """Heads and neurons go in so many equal parts."""
+    """Number of equal parts in which heads and neurons are removed."""
     examples: int = 1024
-    """Training examples that importance is taken over."""
+    """Number of training examples on which importance is measured."""
 
     @property
     def fractions(self) -> tuple[float, float]:
-        """Of heads and of neurons."""
+        """Fractions of heads and of neurons to remove."""
         return self.heads, self.neurons
 
 
 @dataclass(frozen=True, slots=True)
 class PruningRequest:
-    """A fine-tuned model, and what is to be removed of it."""
+    """A fine-tuned model, and the parts to remove."""
 
     task: Task
     model: Path
@@ -90,13 +90,13 @@ class PruningRequest:
     out: Path
     removal: Removal
     recipe: FinetuningRecipe
-    """Of the training after each round."""
+    """Recipe of the training after each round."""
     trains: bool = True
-    """Whether there is any."""
+    """True if there is a training after each round."""
     skip_bad: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """What a run found in the folder must agree with to be resumed, the examples aside."""
+        """Return the settings, without examples, that an existing job must share to be resumed."""
         own = {"trains": self.trains, "skip_bad": self.skip_bad, **leaves({"removal": asdict(self.removal)})}
         return plain_request(self.task, self.recipe, self.model, self.data, own)
 
@@ -104,7 +104,7 @@ class PruningRequest:
 def plain_request(
     task: Task, recipe: FinetuningRecipe, model: Path, data: Path, own: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A request to prune as its file has it, with what is its own."""
+    """Return the JSON form of a request to prune: the common settings and `own`."""
     asked = {
         **own,
         "task": task.name,
@@ -119,7 +119,7 @@ def plain_request(
 
 
 def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
-    """The task that a model was fine-tuned for, which must be the one that is named, if any."""
+    """Return the task that a model was fine-tuned for; raise if `named` is another one."""
     config = task_config_in(folder)
     if config is None:
         remedy = "fine-tune it first: what matters to a task is removed last"
@@ -136,18 +136,18 @@ def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
 def pruning_recipe(
     task: Task, config: TaskConfig, overrides: Sequence[str], *, options: Sequence[tuple[str, str]]
 ) -> FinetuningRecipe:
-    """The recipe of the training in between: texts and head as the model has them, the rest the task's."""
+    """Return the recipe between rounds: texts and head from the model, the rest from the task."""
     own = {"text": config.text.model_dump(), "head": config.head.model_dump(include={"cls", "pooling"})}
     known = [("task.json", f"{key}={value_text(value)}") for key, value in leaves(own).items()]
     recipe = finetuning_recipe(task, overrides, options=[*known, *options])
-    # As the runs of any study; nobody lengthens one of these.
+    # As in all studies: these runs are never extended.
     return with_values(recipe, {"run.keep_state": False})
 
 
 def task_to_train(
     folder: Path, named: str, overrides: Sequence[str], *, options: Sequence[tuple[str, str]]
 ) -> tuple[Task, FinetuningRecipe]:
-    """The named task, or the one that a model was fine-tuned for, with the recipe of a training for it."""
+    """Return the named task, or the one that a model was fine-tuned for, with a training recipe."""
     if task_config_in(folder) is not None:
         task, config = task_of_model(folder, named)
         return task, pruning_recipe(task, config, overrides, options=options)
@@ -163,32 +163,32 @@ def task_to_train(
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
-    """What is left after a round, and how right the model is."""
+    """The size and the metrics of the model after a round."""
 
     heads: tuple[int, ...]
-    """By layer."""
+    """Number of heads in each layer."""
     neurons: tuple[int, ...]
     parameters: int
     pruned: Metrics
-    """As it was cut; of round 0 as it was given."""
+    """Metrics before the round's training; in round 0, of the given model."""
     tuned: Metrics
-    """After the training; empty where there was none."""
+    """Metrics after the training; empty without training."""
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], tuned: Metrics) -> "RoundReport":
-        """From what a file says, and what the training came to."""
+        """Build a report from the facts in a file and the metrics after training."""
         shapes = tuple(facts["heads"]), tuple(facts["neurons"])
         return cls(*shapes, parameters=facts["parameters"], pruned=facts["pruned"], tuned=tuned)
 
     @property
     def metrics(self) -> Metrics:
-        """At the end of the round."""
+        """Metrics at the end of the round."""
         return self.tuned or self.pruned
 
 
 @dataclass(frozen=True, slots=True)
 class PruningResult:
-    """Where the model is, what each round came to, and which of the first heads are left."""
+    """The model's folder, the report of each round, and the original indices of the heads left."""
 
     folder: Path
     rounds: tuple[RoundReport, ...]
@@ -196,7 +196,7 @@ class PruningResult:
 
 
 def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
-    """Prune as asked; a job found in the folder resumes where it was, or is reported if it is finished."""
+    """Prune a model; a job in the folder resumes, or is reported if it is finished."""
     refuse_several_processes("pruning has one process")
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
     check_same_request(folder, asked := request.to_json())
@@ -213,7 +213,7 @@ def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
 
 
 def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Raise if the folder holds something else than this job, begun or finished."""
+    """Raise if the folder contains anything but this job, begun or finished."""
     folder.check_no_unknown_files()
     if folder.begun:
         begun = read_json(folder.config, remedy="give --out a new folder")
@@ -229,7 +229,7 @@ def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
 
 
 def _units_to_begin_with(request: PruningRequest) -> list[KeptUnits]:
-    """Every unit of the layers that stay; raises before any work where no model could come of it."""
+    """Return every unit of the layers to keep; raise before any work if the request is impossible."""
     removal = request.removal
     network = without_layers(load(request.model, device="cpu").model.network, removal.layers)
     blocks_to_prune(network)
@@ -246,17 +246,17 @@ def _result_in(folder: RunFolder) -> PruningResult:
 
 @dataclass(frozen=True, slots=True)
 class _Pruning:
-    """One start of a job."""
+    """One start of a job, which may take several."""
 
     request: PruningRequest
     splits: TaskSplits
     first: Sequence[KeptUnits]
-    """Every unit, before the first round."""
+    """All units before the first round."""
     callback: ProgressCallback
     stop: StopRequested
 
     def run(self, folder: RunFolder) -> None:
-        """Take the rounds that are not done yet, and write the model and the result."""
+        """Run the rounds that are not done yet, and write the model and the result."""
         rounds, place = self.request.removal.rounds, self.request.out / ROUNDS
         model, reports = self.request.model, [RoundReport.of(self._evaluated(place / "given"), {})]
         kept: Sequence[Sequence[int]] = [units.heads for units in self.first]
@@ -277,7 +277,7 @@ class _Pruning:
     def _evaluated(
         self, folder: Path, before: Path | None = None, kept: Sequence[Sequence[int]] = (), number: int = 0
     ) -> dict[str, Any]:
-        """What a round's model is like, pruned from the one before; the file that says it comes last."""
+        """Prune a round's model from `before` and measure it; its JSON file is written last."""
         facts = folder.with_suffix(".json")
         if not facts.is_file():
             if before is not None:
@@ -309,7 +309,7 @@ class _Pruning:
     def _prune_once(
         self, before: Path, folder: Path, kept: Sequence[Sequence[int]], number: int
     ) -> list[list[int]]:
-        """Write a model without this round's part of the units; which of the first heads it has left."""
+        """Write a model without this round's units; return the original indices of the heads left."""
         removal = self.request.removal
         bert = load(before, device=self._device)
         assert bert.finetuned is not None, "task_of_model has looked"
@@ -339,23 +339,23 @@ class _Pruning:
 
 
 def network_of(model: TaskModel) -> Network:
-    """The network of a task model that is no BiLSTM."""
+    """Return the network of a task model that is not a BiLSTM."""
     scorer = model.objective.scorer
     assert isinstance(scorer, NetworkScorer), "task_of_model has looked"
     return scorer.network
 
 
 def copy_model(trained: Path, folder: Path) -> None:
-    """The model of a run, where the result of a job is looked for."""
-    shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed behind this
+    """Copy the model of a run to the folder of a job's result."""
+    shutil.rmtree(folder, ignore_errors=True)  # left by a start that was killed after this
     with atomic_folder(folder) as fresh:
         shutil.copytree(model_folder(trained), fresh, dirs_exist_ok=True)
 
 
 def write_pruned(folder: Path, bert: Bert, network: Network) -> None:
-    """A model folder of a network in place of a fine-tuned model's own."""
+    """Write a model folder with a network in place of a fine-tuned model's network."""
     assert bert.finetuned is not None, "task_of_model has looked"
-    shutil.rmtree(folder, ignore_errors=True)  # of a start that was killed behind this
+    shutil.rmtree(folder, ignore_errors=True)  # left by a start that was killed after this
     with atomic_folder(folder) as fresh:
         write_model(fresh, replace(bert.model, network=network))
         write_finetuned(fresh, bert.finetuned)

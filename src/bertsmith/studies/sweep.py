@@ -1,4 +1,4 @@
-"""Many fine-tuning runs, one table: each run has its own folder, and what is finished is not done again."""
+"""Studies of many fine-tuning runs, each with its own folder; finished runs are not repeated."""
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,16 +25,16 @@ GRID: dict[str, tuple[Any, ...]] = {
     "optim.peak_lr": (5e-5, 3e-5, 2e-5),
     "run.epochs": (2.0, 3.0, 4.0),
 }
-"""Devlin et al. 2018, A.3."""
+"""Settings of the full grid (Devlin et al. 2018, A.3)."""
 
 
 RATES: dict[str, tuple[Any, ...]] = {"optim.peak_lr": (5e-5, 4e-5, 3e-5, 2e-5)}
-"""Devlin et al. 2018, 4.1: for GLUE, the best of these on the development set."""
+"""Learning rates for GLUE; the best on the development set counts (Devlin et al. 2018, 4.1)."""
 SEARCHED = ("optim.peak_lr", "run.examples", "run.epochs")
 MIN_RATE, MAX_RATE = 1e-5, 1e-4
-"""A random search draws learning rates between these, evenly on the scale of their logarithm."""
+"""Range of a random search's learning rates, drawn uniformly on a logarithmic scale."""
 OWN_RATES, OWN_PASSES = 3.0, (0.5, 1.0, 2.0)
-"""Range of a search's learning rates and passes on a user's own data, as factors of those that suit it."""
+"""Range of learning rates and choices of epochs on a user's own data, as factors of the recipe's values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Trial:
     name: str
     assignment: Assignment
     may_end_early: bool = False
-    """Whether it is one of a search, in which a bad one is not worth its time."""
+    """True for a trial of a search, in which poor trials end early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,36 +54,34 @@ class Spread:
     mean: float
     median: float
     deviation: float | None
-    """Standard deviation of the sample; a single run has none."""
+    """Standard deviation of the sample; None for a single run."""
     least: float
     most: float
     runs: int
 
 
 class Stopped(Exception):
-    """A run of the study was asked to stop; what is finished stays."""
+    """A run of the study was asked to stop; finished runs are kept."""
 
 
 def check_no_stop(stop: StopRequested, name: str) -> None:
-    """Raise where the study was asked to stop, be it in the last step of a run: the next one is not begun."""
+    """Raise if the study was asked to stop, even in the last step of a run, before the next run."""
     if stop.here:
         raise Stopped(name)
 
 
 def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[FinetuningResult]:
-    """Run each trial that is not finished yet, one after the other; the results of all.
+    """Run all unfinished trials one after the other, and return the results of all trials.
 
-    Bad trials of a search end early, by those before them. Beside the folders of trials their spread is
-    written.
+    Poor trials of a search end early, compared with the trials before. The spread is written next to the
+    folders of the trials.
     """
     refuse_several_processes("the runs of a study have one process each")
-    # All before the first: a folder that holds another run must not be found after hours of training.
+    # Check all before the first run, so that another run in a folder is not found after hours of training.
     for trial in trials:
         check_same_run(trial.assignment)
         study = trial.assignment.out.parent
-        if finetuning_folder(
-            study
-        ).begun:  # whoever opens the folder would get that run, not the best of these
+        if finetuning_folder(study).begun:  # opening the folder would give that run, not the best of these
             remedy = "give --out a folder of its own"
             raise UserError(
                 "holds a single run, beside which no others can be kept", where=str(study), remedy=remedy
@@ -114,16 +112,16 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
 
 
 def _stopping_rule(trial: Trial, before: Sequence[FinetuningResult]) -> MedianStopping:
-    """The rule by which a trial may end early: what is known of those that came before it in its folder."""
+    """Return the rule that may end a trial early, from the earlier trials in its folder."""
     beside = ran_to_their_end([each for each in before if each.folder.parent == trial.assignment.out.parent])
-    # Tagged spans of one's own are decided by another metric than the task names.
+    # For a user's own tagged spans, another metric decides than the task's.
     deciding = beside[0].deciding if beside else None
     metric = trial.assignment.task.deciding_metric if deciding is None else deciding[0]
     return MedianStopping(metric, [evaluated_values(result.folder, metric) for result in beside])
 
 
 def early_ends(results: Mapping[str, FinetuningResult]) -> dict[str, dict[str, float]]:
-    """For machines: after which step each trial was ended early that was, and why."""
+    """Return, for JSON, the step and the reason of each early end."""
     return {
         name: {"step": result.steps, **asdict(result.early_end)}
         for name, result in results.items()
@@ -132,30 +130,30 @@ def early_ends(results: Mapping[str, FinetuningResult]) -> dict[str, dict[str, f
 
 
 def ran_to_their_end(results: Iterable[FinetuningResult]) -> list[FinetuningResult]:
-    """The runs that were not ended early."""
+    """Return the runs that were not ended early."""
     return [result for result in results if result.early_end is None]
 
 
 def over_seeds(assignment: Assignment, seeds: int) -> list[Trial]:
-    """The same run with its own seed and those after it, so many in all."""
+    """Return the run with `seeds` consecutive seeds, from its own seed on."""
     first = assignment.recipe.run.seed
     return [_trial(assignment, {"run.seed": seed}, f"seed-{seed}") for seed in range(first, first + seeds)]
 
 
 def over_folds(assignment: Assignment, folds: int) -> list[Trial]:
-    """The same run with each fold of a user's own table as its development set."""
+    """Return the run with each fold of a user's own table as the development set."""
     spec = spec_of(assignment.task.custom)
     trials = []
     for fold in range(folds):
         task = custom_task(replace(spec, folds=folds, fold=fold), assignment.task.form)
         trials.append(_trial(replace(assignment, task=task), {}, f"fold-{fold}"))
-    # Read once before anything is said: a table may have too few rows.
+    # Read once before any message: a table may have too few rows.
     read_split(trials[0].assignment.task, assignment.data, DEV, skip_bad=assignment.skip_bad)
     return trials
 
 
 def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None = None) -> list[Trial]:
-    """The same run with every combination of the paper's settings."""
+    """Return the run with every combination of the grid's settings, by default the paper's."""
     chosen = GRID if grid is None else grid
     trials = []
     for values in product(*chosen.values()):
@@ -166,9 +164,9 @@ def over_grid(assignment: Assignment, grid: Mapping[str, Sequence[Any]] | None =
 
 
 def over_search(assignment: Assignment, trials: int) -> list[Trial]:
-    """Return the run with this many random settings: the same ones whenever it is asked for.
+    """Return the run with this many random settings, which depend only on the recipe.
 
-    For a user's own data they lie around those that suit the model and the data.
+    For a user's own data they are drawn around the recipe's learning rate and epochs.
     """
     found, recipe = [], assignment.recipe
     least, most, choices = MIN_RATE, MAX_RATE, GRID
@@ -186,14 +184,14 @@ def over_search(assignment: Assignment, trials: int) -> list[Trial]:
 
 
 def spread_of(values: Sequence[float]) -> Spread:
-    """Mean, median and spread of a metric over runs."""
+    """Compute mean, median and spread of a metric over runs."""
     deviation = statistics.stdev(values) if len(values) > 1 else None
     mean, median = statistics.mean(values), statistics.median(values)
     return Spread(mean, median, deviation, min(values), max(values), len(values))
 
 
 def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Spread]]:
-    """For each split and metric, how it spreads over the runs."""
+    """Return the spread over the runs for each split and metric."""
 
     def spread(split: str, metric: str) -> Spread:
         return spread_of([result.metrics[split][metric] for result in results])
@@ -205,7 +203,7 @@ def spreads_of(results: Sequence[FinetuningResult]) -> dict[str, dict[str, Sprea
 
 
 def mean_baselines(results: Sequence[FinetuningResult]) -> dict[str, dict[str, float]]:
-    """What the constant answer gets on each split, a mean over the runs: folds have splits of their own."""
+    """Return the constant answer's scores by split, as means over the runs, which differ for folds."""
     found = {split: [result.baselines.get(split, {}) for result in results] for split in results[0].metrics}
     return {
         split: {
@@ -218,7 +216,7 @@ def mean_baselines(results: Sequence[FinetuningResult]) -> dict[str, dict[str, f
 
 
 def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Spreads for machines."""
+    """Return spreads in a form for JSON."""
     return {
         split: {metric: asdict(spread) for metric, spread in metrics.items()}
         for split, metrics in spreads.items()
@@ -226,7 +224,7 @@ def plain_spreads(spreads: Mapping[str, Mapping[str, Spread]]) -> dict[str, dict
 
 
 def best_of(results: Mapping[str, FinetuningResult]) -> str:
-    """The name of the run that did best by the deciding metric of the first split; nothing without one."""
+    """Return the best run's name by the deciding metric of the first split; empty if a run lacks it."""
     found = {name: result.deciding for name, result in results.items() if result.early_end is None}
     values = {name: each[1] for name, each in found.items() if each is not None}
     metrics = [each[0] for each in found.values() if each is not None]
@@ -237,14 +235,14 @@ def best_of(results: Mapping[str, FinetuningResult]) -> str:
 
 
 def _trial(assignment: Assignment, changed: Mapping[str, Any], name: str) -> Trial:
-    # Many last states would fill a disk: a single run keeps its own, for whoever wants to lengthen it.
+    # The final states of many runs would fill a disk; only a single run keeps its state, to be extended.
     recipe = with_values(assignment.recipe, {**changed, "run.keep_state": False})
     reason = "" if {"optim.peak_lr", "run.epochs", "run.examples"} & changed.keys() else assignment.reason
     return Trial(name, replace(assignment, recipe=recipe, out=assignment.out / name, reason=reason))
 
 
 def with_values(recipe: FinetuningRecipe, changed: Mapping[str, Any]) -> FinetuningRecipe:
-    """The recipe with other values under some dotted keys."""
+    """Return the recipe with other values for some dotted keys."""
     values = recipe.model_dump()
     for key, value in changed.items():
         section, _, name = key.partition(".")

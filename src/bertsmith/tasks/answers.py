@@ -1,4 +1,4 @@
-"""From scores of starts and ends to answers, as in run_squad.py, cut from the passage's own characters.
+"""Convert scores of starts and ends to answers, as in run_squad.py, cut from the passage's own text.
 
 Shapes: N windows, T tokens, B best starts or ends of each window, L rows of the longest window.
 """
@@ -31,39 +31,39 @@ QUESTIONS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An answer that was considered; its text is empty where it is that there is none."""
+    """A possible answer; its text is empty if it stands for "no answer"."""
 
     text: str
     start: int
     """First code point in the passage; -1 for no answer."""
     probability: float
-    """Its probability among all that were considered."""
+    """Probability among all candidates."""
     start_score: float
     end_score: float
 
 
 @dataclass(frozen=True, slots=True)
 class QuestionAnswer:
-    """What is answered to a question."""
+    """The answer to a question."""
 
     key: str
     text: str
-    """passage[start:end]; empty where the answer is that there is none."""
+    """passage[start:end]; empty if the passage has no answer."""
     start: int
-    """-1, as `end`, where there is no answer."""
+    """First code point in the passage; -1, as `end`, without an answer."""
     end: int
     score: float
-    """Of start and end together; without an answer, that of none."""
+    """Sum of start and end scores; without an answer, the score of no answer."""
     probability: float
-    """As in the n-best list; 0 where no span is possible and none is no answer."""
+    """Probability as in the n-best list; 0 if no span is possible and "no answer" is not allowed."""
     null_odds: float
-    """Score of no answer less that of the best span, which counts as 0 where no span is possible."""
+    """Score of no answer minus the score of the best span, or minus 0 if no span is possible."""
     nbest: tuple[Candidate, ...]
-    """Best first, no text twice; "no answer" is among them unless `null_threshold` is off."""
+    """Best first, with distinct texts; includes "no answer" unless `null_threshold` is off."""
 
     @property
     def best_span(self) -> str:
-        """What is answered if there must be an answer; empty where no span is possible."""
+        """The best answer other than "no answer"; empty if no span is possible."""
         return next((candidate.text for candidate in self.nbest if candidate.text), "")
 
 
@@ -73,10 +73,10 @@ def answers_of(
     scores_T2: NDArray[np.floating],
     section: AnswersSection,
 ) -> list[QuestionAnswer]:
-    """The answer to each question, from the scores of all tokens as its start and as its end.
+    """Return the answer to each question, given the scores of all tokens as its start and end.
 
-    With a number as threshold, a question has no answer where its null odds are above it; with "off" and
-    "tuned" its best span is the answer.
+    With a number as threshold, a question has no answer if its null odds are above it; with "off" and "tuned"
+    the answer is the best span.
     """
     assert encoded.windows is not None, "only windows of questions lead to answers"
     chooser = _Chooser(encoded, encoded.windows, scores_T2.astype(np.float64), section)
@@ -91,7 +91,7 @@ def answers_of(
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """A stretch of the passage, or none, with its scores."""
+    """A span of the passage, or no answer, with its scores."""
 
     text: str
     start: int
@@ -105,13 +105,13 @@ class _Span:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """The spans that are possible in some windows: by question, then best first."""
+    """The possible spans of some windows, sorted by question and then best first."""
 
     questions: Numbers
     offsets: Numbers
-    """First and past-the-last code point of each."""
+    """First and past-the-last code point of each span."""
     scores: Scores
-    """Start and end score of each."""
+    """Start and end score of each span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +124,14 @@ class _Chooser:
     section: AnswersSection
 
     def answers(self, questions: Sequence[Question], first: int) -> Iterator[QuestionAnswer]:
-        """The answers to questions that stand together, the first of which has this number."""
+        """Yield the answers to consecutive questions, given the number of the first."""
         numbers = np.arange(first, first + len(questions) + 1)
         windows = np.searchsorted(self.windows.questions_N, numbers)
         found = self._candidates(int(windows[0]), int(windows[-1]))
         bounds = np.searchsorted(found.questions, numbers)
         for row, question in enumerate(questions):
             mine = slice(bounds[row], bounds[row + 1])
-            # Candidates come best first, and windows overlap: of equal texts the first is the one to keep.
+            # Spans are sorted best first, and windows overlap: keep the first of equal texts.
             spans: dict[str, _Span] = {}
             for (start, end), scores in zip(
                 found.offsets[mine].tolist(), found.scores[mine].tolist(), strict=True
@@ -141,17 +141,17 @@ class _Chooser:
                     spans[text] = _Span(text, start, *scores)
                     if len(spans) == self.section.best:
                         break
-            # That there is no answer must hold in all windows, so the one that says it least speaks for it.
+            # "No answer" must hold in all windows, so the window with its lowest score decides.
             rows_N = self.encoded.starts_N1[windows[row] : windows[row + 1]]
             null_row = rows_N[self.scores_T2[rows_N].sum(axis=1).argmin()]
             null = _Span("", NOWHERE, *self.scores_T2[null_row].tolist())
             yield _answer(question.key, null, list(spans.values()), self.section)
 
     def _candidates(self, first: int, end: int) -> _Spans:
-        """The spans between the best starts and ends of these windows."""
+        """Return the spans between the best starts and ends of these windows."""
         starts_NB, ends_NB = (self._best_rows(first, end, self.scores_T2[:, side]) for side in (0, 1))
         # Overlapping windows show the same tokens. As in run_squad.py, a span counts only in the window that
-        # shows its start with most context; its end may stand anywhere in that window's passage.
+        # shows its start with most context; its end may be anywhere in that window's passage.
         may_start_NB = self.windows.best_T[starts_NB]
         may_end_NB = self.windows.offsets_T2[ends_NB, 0] != NOWHERE
         lengths_NBB = ends_NB[:, None, :] - starts_NB[:, :, None] + 1
@@ -167,7 +167,7 @@ class _Chooser:
         return _Spans(questions[order], np.stack(offsets, axis=1)[order], scores[order])
 
     def _best_rows(self, first: int, end: int, scores_T: Scores) -> Numbers:
-        """The rows with the highest scores of each window, best first, on a tie the earlier one."""
+        """Return the rows with the highest scores in each window, best first, on a tie the earlier one."""
         starts_N = self.encoded.starts_N1[first:end]
         lengths_N = np.diff(self.encoded.starts_N1[first : end + 1])
         columns = ranges(np.zeros_like(lengths_N), lengths_N)
@@ -175,18 +175,18 @@ class _Chooser:
         windows = np.repeat(np.arange(end - first), lengths_N)
         scores_NL[windows, columns] = scores_T[ranges(starts_N, lengths_N)]
         best_NB = np.argsort(-scores_NL, axis=1, kind="stable")[:, : self.section.best]
-        # Beyond the end of a short window stands its first row, which is in no passage.
+        # Past the end of a short window, repeat its first row, which is never in the passage.
         return starts_N[:, None] + np.where(best_NB < lengths_N[:, None], best_NB, 0)
 
 
 def _answer(key: str, null: _Span, spans: list[_Span], section: AnswersSection) -> QuestionAnswer:
-    """The answer from the spans, best first, and from the scores of there being none."""
+    """Choose the answer from the spans, best first, and from the scores of "no answer"."""
     null_odds = null.score - (spans[0].score if spans else 0.0)
     threshold = section.null_threshold
     is_null = not spans or (not isinstance(threshold, str) and null_odds > threshold)
     chosen = null if is_null else spans[0]
     considered = spans if threshold == "off" else sorted([*spans, null], key=lambda span: -span.score)
-    # A softmax over what is considered, raised by the highest score so that nothing overflows.
+    # A softmax over the candidates, minus the highest score so that nothing overflows.
     highest = max((span.score for span in considered), default=0.0)
     raised = [math.exp(span.score - highest) for span in considered]
     total = sum(raised)
@@ -209,7 +209,7 @@ def _answer(key: str, null: _Span, spans: list[_Span], section: AnswersSection) 
 
 SquadMetric = Literal["exact", "f1"]
 ScoreByKey = Mapping[str, float]
-"""By the keys of the questions that have an answer."""
+"""Scores by the keys of answered questions."""
 
 SQUAD_METRICS: tuple[SquadMetric, ...] = ("exact", "f1")
 ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -218,19 +218,19 @@ PERCENT = 100.0
 
 
 def normalised(text: str) -> str:
-    """The text in lower case without ASCII punctuation, English articles and superfluous space."""
+    """Return the text in lower case without ASCII punctuation, English articles and extra spaces."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(WITHOUT_PUNCTUATION)).split())
 
 
 def exact(right: str, answer: str) -> float:
-    """1.0 if both are the same once normalised, else 0.0."""
+    """Return 1.0 if both are equal after normalisation, else 0.0."""
     return float(normalised(right) == normalised(answer))
 
 
 def f1(right: str, answer: str) -> float:
-    """The F1 of the words they share, counted with repetitions; an empty text matches only an empty one.
+    """Return the F1 of two texts' shared words, with repetitions; empty texts match only empty texts.
 
-    That last is SQuAD 2.0's rule; `squad_scores` says what 1.1 does instead.
+    The rule for empty texts is SQuAD 2.0's; `squad_scores` describes that of 1.1.
     """
     return _overlap(normalised(right).split(), normalised(answer).split())
 
@@ -251,20 +251,20 @@ def squad_scores(
     null_odds: Mapping[str, float] | None = None,
     threshold: float | None = None,
 ) -> dict[str, float]:
-    """The numbers of the official script by their official names, and how many questions are `unanswered`.
+    """Return the official script's metrics by their official names, and the number of `unanswered` questions.
 
-    With null odds come the best thresholds, for which `answers` must hold every question's best span; with a
+    Null odds add the best thresholds, for which `answers` must have every question's best span. With a
     threshold, questions whose odds are above it count as answered with "".
 
-    Where every question has an answer, as in SQuAD 1.1, exact and F1 are those of evaluate-v1.1.py; else
-    those of evaluate-v2.0.py. The two scripts differ in what is nothing but articles and punctuation ("A."):
+    If every question has an answer, as in SQuAD 1.1, exact and F1 are those of evaluate-v1.1.py; else
+    those of evaluate-v2.0.py. The two scripts differ for texts of only articles and punctuation ("A."):
 
-    - a right answer of this kind counts in 1.1; 2.0 drops it, unless no other is left, which leaves "";
-    - against it, an answer that is nothing as well has F1 0 in 1.1 (no word is shared) and 1 in 2.0; it
-      matches exactly in both;
-    - a question without an answer is in 2.0 alone: "" is right, and F1 is 1 or 0.
+    - such a right answer counts in 1.1; 2.0 drops it, or replaces it by "" if no other is left;
+    - a predicted answer that is also empty has F1 0 against it in 1.1 (no word is shared) and 1 in 2.0;
+      it is an exact match in both;
+    - questions without an answer exist only in 2.0: "" is right, and F1 is 1 or 0.
 
-    Beyond the scripts: the numbers for HasAns_ come with 1.1 too, and a question that `answers` lacks is
+    Unlike the scripts, this also returns the HasAns_ metrics for 1.1. A question missing from `answers` is
     wrong and counted, as in 1.1; 2.0 leaves it out of the total, or stops with a KeyError.
     """
     _check_labels(questions)
@@ -299,11 +299,12 @@ def best_threshold(
     null_odds: Mapping[str, float],
     metric: SquadMetric,
 ) -> tuple[float, float]:
-    """The best score in percent that a threshold on the null odds gives, and the lowest such threshold.
+    """Return the best score in percent of any threshold on the null odds, and the lowest such threshold.
 
-    The score is what `squad_scores` gives at this threshold. Not so in the official script: it stops between
-    questions of equal odds, which no threshold can; it names 0.0 where it is best to answer nothing, though
-    odds may be negative; and an answer that is only articles counts there as wrong where "" is right.
+    The score is that of `squad_scores` with this threshold. The official script differs: it also tries
+    thresholds between questions of equal odds, which cannot be separated. It returns 0.0 if answering
+    nothing is best, though odds may be negative. And an answer of only articles counts there as wrong if
+    "" is right.
     """
     _check_labels(questions)
     return _best_threshold(questions, _raw_scores(questions, answers)[metric], null_odds)
@@ -314,12 +315,12 @@ def _best_threshold(
 ) -> tuple[float, float]:
     answerable = {question.key for question in questions if question.answers}
     odds = sorted((_odds_of(key, null_odds), key) for key in scores)
-    # At first nothing is answered; 0.0 stands for that, as in the official script, where it does it.
+    # At first nothing is answered. As in the official script, this is threshold 0.0 if that suffices.
     now = float(len(scores.keys() - answerable))
     lowest = odds[0][0] if odds else 1.0
     best, threshold = now, 0.0 if lowest > 0 else lowest - 1.0
     for value, members in groupby(odds, key=lambda pair: pair[0]):
-        # To answer turns a sure 0 into the score, or for an unanswerable question a sure 1.
+        # Answering a question replaces its score of 0 (or 1, if it is unanswerable) by its raw score.
         now += sum(scores[key] - (key not in answerable) for _, key in members)
         if now > best:
             best, threshold = now, value
@@ -337,7 +338,7 @@ def _check_labels(questions: Sequence[Question]) -> None:
 
 
 def _raw_scores(questions: Sequence[Question], answers: Mapping[str, str]) -> dict[SquadMetric, ScoreByKey]:
-    """What each answer scores against the right answer that it matches best; see `squad_scores`."""
+    """Return each answer's score against the right answer that it matches best; see `squad_scores`."""
     is_squad_2 = not all(question.answers for question in questions)
     same, overlap = {}, {}
     for question in questions:

@@ -1,4 +1,4 @@
-"""Packed batches of a task: the steps of training in shuffled order, and a whole set sorted by length.
+"""Packed batches of a task: training steps in shuffled order, and a whole set sorted by length.
 
 Shapes: T tokens, N sequences, M items, P tagged words, C classes of a whole set; S sequences of one batch.
 """
@@ -25,41 +25,41 @@ Weights = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TaskBatch:
-    """Some items, packed; what has weight 0 only fills the shapes."""
+    """Some items, packed; anything with weight 0 is filler for fixed shapes."""
 
     inputs: PackedBatch
     targets: Tensor
-    """As in EncodedSet, for the items (M), windows (S) or tagged words (P) of this batch."""
+    """Targets as in EncodedSet, for the items (M), windows (S) or tagged words (P) of this batch."""
     weights: Tensor
-    """One for each target: the weight of its class, or 0 for filler."""
+    """Weight of each target: the weight of its class, or 0 for filler."""
     rows_P: Tensor
-    """tag: packed rows that are asked about; otherwise empty."""
+    """tag: packed rows of the tagged words; otherwise empty."""
     items_S: Tensor
-    """The item of each sequence, counted within the batch."""
+    """Item of each sequence, numbered within the batch."""
     passages_S2: Tensor
     """span: first and past-the-last packed row of the passage of each sequence; otherwise empty."""
     states_LTD: Tensor | None = None
-    """States of a frozen encoder that were computed before (`EncodedSet.states_L`)."""
+    """Precomputed states of a frozen encoder (`EncodedSet.states_L`)."""
     teacher: Tensor | None = None
-    """What a teacher scores (`EncodedSet.teacher`), in fp32."""
+    """A teacher's scores (`EncodedSet.teacher`), in fp32."""
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "TaskBatch":
-        """The same batch on another device."""
+        """Return a copy of the batch on another device."""
         return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> "TaskBatch":
-        """The same batch in page-locked memory, from which a GPU copies in the background."""
+        """Return a copy in page-locked memory, so that a GPU can copy it in the background."""
         return self._mapped(Tensor.pin_memory)
 
     def tensors(self) -> list[Tensor]:
-        """All its tensors, in an order that is always the same; no step with states of before is recorded."""
+        """Return its tensors in a fixed order, without `states_LTD`, which recorded steps never have."""
         old = self.inputs
         inputs = [old.tokens_T, old.segments_T, old.positions_T, old.layout.starts_S1]
         teacher = [] if self.teacher is None else [self.teacher]
         return [*inputs, self.targets, self.weights, self.rows_P, self.items_S, self.passages_S2, *teacher]
 
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """What a recorded step depends on: every shape, and the longest sequence."""
+        """Return every shape and the longest sequence: what a recorded CUDA graph depends on."""
         return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
 
     def _mapped(self, change: Callable[[Tensor], Tensor]) -> "TaskBatch":
@@ -85,47 +85,47 @@ class TaskBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepItems:
-    """What one step of training learns from in one process."""
+    """The batches of one training step in one process."""
 
     micros: tuple[TaskBatch, ...]
     count: float
-    """The sum of all weights: what the step's loss is divided by, added up over the processes."""
+    """Sum of all weights; the step's loss is divided by the total over all processes."""
     examples: int
     tokens: int
-    """Without filler."""
+    """Number of tokens, without filler."""
 
 
 @dataclass(frozen=True)
 class ShuffledBatches:
-    """The steps of training: every item once an epoch, in an order of its own for each epoch."""
+    """The training steps: every item once per epoch, in a new order for each epoch."""
 
     encoded: EncodedSet
     _: KW_ONLY
     examples_per_step: int
     seed: int
     micro_tokens: int
-    """Most tokens of a micro-batch, filler included; only an item that is longer by itself exceeds it."""
+    """Maximum tokens of a micro-batch, filler included; only a single longer item exceeds it."""
     multiple: int
-    """The number of tokens is filled up to a multiple of it; 1 leaves filler out."""
+    """Filler rounds the number of tokens up to a multiple of this; 1 means no filler."""
     class_weights_C: Weights | None = None
-    """Of classes or tags; None where all weigh 1."""
+    """Weights of classes or tags; None if all are 1."""
     rank: int = 0
-    """Of this process, and how many share each step."""
+    """Index of this process among the `world` processes that share each step."""
     world: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many steps show every item once; the last one may be smaller."""
+        """Number of steps per epoch; the last step may be smaller."""
         return -(-self.encoded.items // self.examples_per_step)
 
     def step(self, number: int) -> StepItems:
-        """The step of this number, counted from 0 through all epochs; the same whoever asks, and when."""
+        """Return a step by its number, counted from 0 over all epochs; a pure function of the number."""
         epoch, index = divmod(number, self.steps_per_epoch)
         order_M = _order_of_epoch(self.encoded.items, self.seed, epoch)
         items = order_M[index * self.examples_per_step : (index + 1) * self.examples_per_step]
-        items = self._packer.by_length(items)  # a step's loss is a sum: the order within it is free
+        items = self._packer.by_length(items)  # a loss is a sum, so any order is fine
         own = items[self.rank :: self.world]  # about as many tokens for each process
-        if not len(own):  # every process takes part in every step, if only with something that weighs nothing
+        if not len(own):  # every process takes part in every step, if only with weight 0
             filler = self._packer.pack(items[:1])
             return StepItems((replace(filler, weights=torch.zeros_like(filler.weights)),), 0.0, 0, 0)
         micros = tuple(self._packer.pack(own[group]) for group in self._packer.groups(own))
@@ -144,9 +144,9 @@ class ShuffledBatches:
 def ordered_batches(
     encoded: EncodedSet, *, micro_tokens: int, multiple: int
 ) -> Iterator[tuple[TaskBatch, Numbers]]:
-    """Every item once, the longest first, as batches with the numbers of their items."""
+    """Yield batches of every item once, the longest first, with the numbers of their items."""
     packer = _Packer(encoded, micro_tokens, multiple, None)
-    order_M = packer.by_length(np.arange(encoded.items))[::-1]  # what does not fit the memory fails at once
+    order_M = packer.by_length(np.arange(encoded.items))[::-1]  # so that a lack of memory shows at once
     for group in packer.groups(order_M):
         yield packer.pack(order_M[group]), order_M[group]
 
@@ -154,7 +154,7 @@ def ordered_batches(
 def scores_in_order(
     encoded: EncodedSet, scored: Iterable[tuple[NDArray[np.float32], Numbers]]
 ) -> NDArray[np.float32]:
-    """Scores of `ordered_batches` in the order of the set: [M, C], tag [P, C], span [T, 2], choice [N]."""
+    """Return scores of `ordered_batches` in the set's order: [M, C], tag [P, C], span [T, 2], choice [N]."""
     counts = {
         "item": encoded.items,
         "sequence": len(encoded.starts_N1) - 1,
@@ -164,20 +164,20 @@ def scores_in_order(
     whole: NDArray[np.float32] | None = None
     for scores, items in scored:
         rows = _score_rows(encoded, items)
-        if whole is None:  # only the first scores say how many outputs there are
+        if whole is None:  # the number of outputs is unknown before the first scores
             whole = np.full((counts[encoded.unit], *scores.shape[1:]), np.nan, np.float32)
-        whole[rows] = scores[: len(rows)]  # filler stands at the end
+        whole[rows] = scores[: len(rows)]  # filler is at the end
     assert whole is not None, "a set has at least one item"
     return whole
 
 
 def token_rows(encoded: EncodedSet, items: Numbers) -> Numbers:
-    """Where the tokens of these items stand in the whole set, in the order in which a batch has them."""
+    """Return the rows of these items' tokens in the whole set, in the order of a batch."""
     return _run_of(*_tokens_of(encoded, items))
 
 
 def balanced_weights(kind: AnyKind, encoded: EncodedSet, classes: int) -> Weights:
-    """A weight for each class so that all classes weigh the same in sum, and an example 1 on average."""
+    """Return class weights that give all classes equal total weight, and an example 1 on average."""
     if not kind.has_class_weights:
         what = f'head.class_weights = "balanced" means nothing for a task of the kind {kind.name}'
         raise UserError(what, remedy='set it to "equal"')
@@ -187,13 +187,13 @@ def balanced_weights(kind: AnyKind, encoded: EncodedSet, classes: int) -> Weight
     return np.where(counts_C > 0, len(labels) / present / np.maximum(counts_C, 1), 0.0).astype(np.float32)
 
 
-@lru_cache(maxsize=4)  # a step asks for its epoch's order again and again
+@lru_cache(maxsize=4)  # all steps of an epoch share its order
 def _order_of_epoch(items: int, seed: int, epoch: int) -> Numbers:
     return stream(seed, "task order", epoch).permutation(items)
 
 
 def _score_rows(encoded: EncodedSet, items: Numbers) -> Numbers:
-    """Where the scores of these items stand in the whole set."""
+    """Return the rows of these items' scores in the whole set."""
     if encoded.unit == "item":
         return items
     if encoded.unit == "sequence":
@@ -209,7 +209,7 @@ def _score_rows(encoded: EncodedSet, items: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class _Packer:
-    """Cuts a set into batches of one manner."""
+    """Cuts a set into batches with the same settings."""
 
     encoded: EncodedSet
     micro_tokens: int
@@ -222,7 +222,7 @@ class _Packer:
 
     @cached_property
     def longest_text(self) -> int:
-        """Of the whole set: one number for all batches, so that nothing is compiled anew."""
+        """Longest sequence of the whole set in tokens: one number for all batches avoids recompilation."""
         return int(np.diff(self.encoded.starts_N1).max(initial=1))
 
     @property
@@ -230,36 +230,36 @@ class _Packer:
         return self.multiple > 1
 
     def by_length(self, items: Numbers) -> Numbers:
-        """Items sorted by length: a CPU attends to neighbours of one length without copying them together."""
+        """Sort items by length: a CPU attends to neighbours of equal length without copying them together."""
         return items[np.argsort(self.lengths_M[items], kind="stable")]
 
     def groups(self, items: Numbers) -> list[list[int]]:
-        """The indices of the items that share a batch, within the token budget."""
+        """Return the indices of the items that share each batch, within the token budget."""
         round_tokens = self.micro_tokens // self.multiple * self.multiple
-        # Where batches are filled up, one token of filler is always there, so that all have the same parts.
+        # Batches with filler always have at least one token of it, so that all have the same parts.
         return split_by_budget(self.lengths_M[items].tolist(), round_tokens - int(self.fills))
 
     def pack(self, items: Numbers) -> TaskBatch:
-        """These items as one batch, with one item of filler at its end where batches are filled up."""
+        """Pack these items into one batch, followed by one item of filler if batches are filled up."""
         encoded = self.encoded
         firsts, pasts = _sequences_of(encoded, items)
         sequences_S = _run_of(firsts, pasts)
         inputs = self._inputs(items, sequences_S)
         targets, rows_P = self._targets(items)
         if encoded.unit == "word":
-            # As many as tokens, where batches are filled up: then their sizes follow from one number, and a
-            # recorded or compiled step is found again. Otherwise one, where a batch would have no target.
+            # With filler, as many targets as tokens: all sizes then follow from one number, and a recorded or
+            # compiled step is reused. Without filler, one target if a batch would otherwise have none.
             fillers = len(inputs.tokens_T) - len(targets) if self.fills else int(len(targets) == 0)
         else:
             fillers = int(self.fills)
-        # No label: any valid class will do as the target, for its weight is 0.
+        # Without a label, any valid class will do as the target, because its weight is 0.
         known = ~np.isnan(targets) if targets.dtype.kind == "f" else targets >= 0
         valid = np.where(known, targets, 0).astype(targets.dtype)
         weights = np.asarray(known if known.ndim == 1 else known.all(-1), np.float32)
         if self.class_weights_C is not None:
             weights *= self.class_weights_C[valid]
         items_S = np.repeat(np.arange(len(items)), pasts - firsts)
-        # Passages are counted from their window's first row, but losses read packed rows.
+        # Passages are counted from their window's first row, but losses index packed rows.
         has_passages = len(encoded.passages_N2) > 0
         starts_S = inputs.layout.starts_S1[: len(sequences_S)].numpy()
         passages_S2 = encoded.passages_N2[sequences_S] + starts_S[:, None] if has_passages else _no_rows(2)
@@ -275,7 +275,7 @@ class _Packer:
         )
 
     def _teacher(self, items: Numbers, inputs: PackedBatch, fillers: int) -> Tensor | None:
-        """What a teacher scores of these items, with zeros for filler, if it is known."""
+        """Return the teacher's scores for these items, with zeros for filler, or None without a teacher."""
         encoded = self.encoded
         if encoded.teacher is None:
             return None
@@ -284,7 +284,7 @@ class _Packer:
         return _filled(scores, rows.get(encoded.unit, len(scores) + fillers) - len(scores))
 
     def _states(self, items: Numbers, tokens: int) -> Tensor | None:
-        """What a frozen encoder gives for these items, with zeros up to so many tokens, if it is known."""
+        """Return a frozen encoder's states of these items, padded with zeros to `tokens` rows, or None."""
         if not self.encoded.states_L:
             return None
         rows_T = token_rows(self.encoded, items)
@@ -292,19 +292,19 @@ class _Packer:
         return torch.stack(states)
 
     def _inputs(self, items: Numbers, sequences_S: Numbers) -> PackedBatch:
-        """The tokens of these items; filler is one more sequence behind them, which nothing attends to."""
+        """Return the tokens of these items; filler is one more sequence at the end, never attended to."""
         encoded = self.encoded
         tokens_T = token_rows(encoded, items)
         lengths_S = encoded.starts_N1[sequences_S + 1] - encoded.starts_N1[sequences_S]
         filler = 0
-        if self.fills:  # up to the next multiple, at least one token
+        if self.fills:  # to the next multiple, at least one token
             filler = -(-(len(tokens_T) + 1) // self.multiple) * self.multiple - len(tokens_T)
             lengths_S = np.append(lengths_S, filler)
         starts_S1 = np.append(0, np.cumsum(lengths_S))
-        # Filler may be longer than any text; its positions start over, as no table has more of them.
+        # Filler may be longer than any text; its positions restart, because the position table is not longer.
         positions_T = _run_of(np.zeros_like(lengths_S), lengths_S) % self.longest_text
         return PackedBatch(
-            # Filler is made of the first word of the vocabulary, whatever it is: nobody reads its scores.
+            # Filler is the first entry of the vocabulary, whatever it is: its scores are not used.
             tokens_T=_filled(encoded.tokens_T[tokens_T].astype(np.int64), filler),
             segments_T=_filled(encoded.segments_T[tokens_T].astype(np.int64), filler),
             positions_T=torch.from_numpy(positions_T),
@@ -314,14 +314,14 @@ class _Packer:
         )
 
     def _targets(self, items: Numbers) -> tuple[NDArray[Any], Numbers]:
-        """What is asked about these items and, of tags, in which packed rows."""
+        """Return the targets of these items and, for tags, their packed rows."""
         encoded = self.encoded
         if encoded.unit != "word":
             return encoded.targets[items], _no_rows()
         begins_M, ends_M = _tokens_of(encoded, items)
         firsts_M, pasts_M = _words_between(encoded, begins_M, ends_M)
         words_P = _run_of(firsts_M, pasts_M)
-        # rows_P are rows of the whole set; each item's move to where its tokens stand in the batch.
+        # rows_P are rows of the whole set; shift those of each item to its tokens in the batch.
         moved_M = np.cumsum(ends_M - begins_M) - ends_M
         return encoded.targets[words_P], encoded.rows_P[words_P] + np.repeat(moved_M, pasts_M - firsts_M)
 
@@ -340,14 +340,14 @@ def _words_between(encoded: EncodedSet, begins: Numbers, ends: Numbers) -> tuple
 
 
 def _run_of(firsts: Numbers, pasts: Numbers) -> Numbers:
-    """All numbers from each first to its past-the-last, one range after the other."""
+    """Return all numbers from each first to its past-the-last, one range after the other."""
     counts = pasts - firsts
     ends = np.cumsum(counts)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(pasts - ends, counts)
 
 
 def _filled(values: NDArray[Any], count: int) -> Tensor:
-    """The values with zeros behind them."""
+    """Append `count` zeros to the values."""
     return torch.from_numpy(np.concatenate([values, np.zeros((count, *values.shape[1:]), values.dtype)]))
 
 

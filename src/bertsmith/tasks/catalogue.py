@@ -1,4 +1,4 @@
-"""Every task of the papers, by name."""
+"""All tasks from the papers, by name."""
 
 from difflib import get_close_matches
 
@@ -7,12 +7,12 @@ from bertsmith.tasks import choice_tasks, conll, glue_tasks, squad
 from bertsmith.tasks.task import Task
 
 OWN = "custom"
-"""The name of a task that a user's own table poses; `tasks.custom` makes it."""
+"""Name of the task of a user's own table; `tasks.custom` makes it."""
 TASKS: tuple[Task, ...] = (*glue_tasks.TASKS, *squad.TASKS, *conll.TASKS, *choice_tasks.TASKS)
 
 
 def task_named(name: str) -> Task:
-    """The task of this name, or of this title in a table, in any case."""
+    """Return the task with this name, or with this title in a table; case is ignored."""
     known = {task.title.lower(): task for task in TASKS} | {task.name: task for task in TASKS}
     task = known.get(name.lower())
     if name.lower() == OWN:

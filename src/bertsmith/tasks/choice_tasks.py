@@ -1,4 +1,4 @@
-"""Choose one of several texts: SWAG, RACE, and argument reasoning (ARCT) with its adversarial set."""
+"""Tasks of choosing a text: SWAG, RACE, and argument reasoning (ARCT) with its adversarial set."""
 
 import csv
 import io
@@ -15,9 +15,9 @@ from bertsmith.tasks.tables import Columns, Row, rows_of
 from bertsmith.tasks.task import Split, Task
 
 _MEND = "mend it"
-_UNLABELLED = ("", "-1")  # what stands in the place of a label that is withheld; -1 on the hub
+_UNLABELLED = ("", "-1")  # written instead of a withheld label; -1 on the hub
 _LETTERS = "ABCD"
-_MAX_BLANKS = 100  # each is filled with a whole option: more of them could fill any memory
+_MAX_BLANKS = 100  # each is filled with a whole option, so an unlimited number could exhaust the memory
 _ENDINGS = ("ending0", "ending1", "ending2", "ending3")
 _WARRANTS = ("warrant0", "warrant1")
 _ARGUMENT = ("reason", "claim", *_WARRANTS)
@@ -25,7 +25,7 @@ _PASSAGE = ("article", "questions", "options")
 
 
 def read_swag(path: Path) -> Iterator[ChoiceExample | BadLine]:
-    """The questions of a SWAG table; an option is the second sentence's beginning with one of its endings."""
+    """Read the questions of a SWAG table; an option is the second sentence's beginning with an ending."""
     for index, row in enumerate(rows_of(path, Columns(("sent1", "sent2", *_ENDINGS)))):
         if isinstance(row, BadLine):
             yield row
@@ -36,23 +36,23 @@ def read_swag(path: Path) -> Iterator[ChoiceExample | BadLine]:
 
 
 def read_arct(path: Path) -> Iterator[ChoiceExample | BadLine]:
-    """The arguments of an ARCT table; an option is the claim with its reason, and one of the warrants."""
+    """Read the arguments of an ARCT table; an option is the claim with its reason, and a warrant."""
     return _arguments(rows_of(path, Columns(_ARGUMENT)))
 
 
 def read_adversarial_arct(path: Path) -> Iterator[ChoiceExample | BadLine]:
-    """The arguments of Niven & Kao's tables, which are named .csv but have quoted cells parted by tabs."""
+    """Read the arguments of Niven & Kao's tables, which are named .csv but have quoted cells between tabs."""
     return _arguments(_quoted_tab_rows(path))
 
 
 def read_race(path: Path) -> Iterator[ChoiceExample | BadLine]:
-    """The questions of a file with a passage of RACE on each line."""
+    """Read the questions of a file with a passage of RACE on each line."""
     for row in rows_of(path, Columns(_PASSAGE)):
         yield from [row] if isinstance(row, BadLine) else _questions(row)
 
 
 def read_race_passage(path: Path) -> Iterator[ChoiceExample | BadLine]:
-    """The questions of one of RACE's own files, each of which is a passage."""
+    """Read the questions of one of RACE's own files, which has a single passage."""
     return _questions(Row(read_json(path, remedy="fetch it again"), str(path)))
 
 
@@ -61,7 +61,7 @@ def _arguments(rows: Iterator[Row | BadLine]) -> Iterator[ChoiceExample | BadLin
         if isinstance(row, BadLine):
             yield row
             continue
-        # As they are joined by Niven & Kao 2019: [CLS] claim. reason. [SEP] warrant [SEP].
+        # Joined as in Niven & Kao 2019: [CLS] claim. reason. [SEP] warrant [SEP].
         argument = f"{_ended(row.values['claim'])} {_ended(row.values['reason'])}"
         options = [(argument, row.values[warrant]) for warrant in _WARRANTS]
         key = row.values.get("#id") or str(index)
@@ -95,7 +95,7 @@ def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
     article, questions, options = (row.values.get(field) for field in _PASSAGE)
     answers = row.values.get("answers")
     if answers is None and isinstance(questions, list):
-        answers = [None] * len(questions)  # a test set that withholds them
+        answers = [None] * len(questions)  # a test set with withheld answers
     lists = [each for each in (questions, options, answers) if isinstance(each, list)]
     if not isinstance(article, str) or len(lists) < 3 or len({len(each) for each in lists}) > 1:
         what = "has no article with as many lists of options and answers as questions"
@@ -112,7 +112,7 @@ def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
 def _filled(question: Any, option: Any) -> str | None:
     if not (isinstance(question, str) and isinstance(option, str)) or question.count("_") > _MAX_BLANKS:
         return None
-    # As RoBERTa's preprocess_RACE.py does it, which fills every blank of a question with the whole option.
+    # As in RoBERTa's preprocess_RACE.py, which fills every blank of a question with the whole option.
     return question.replace("_", option) if "_" in question else f"{question} {option}"
 
 
@@ -130,7 +130,7 @@ def _example(
 
 
 def _label(cell: Any, options: int) -> int | None:
-    """The right option counted from 0, from its number or letter."""
+    """Return the index of the right option, given its number from 0 or its letter."""
     spelling = "" if cell is None else str(cell).strip()
     if spelling in _UNLABELLED:
         return None
@@ -142,7 +142,7 @@ def _label(cell: Any, options: int) -> int | None:
 
 
 def _race_splits() -> dict[str, Split]:
-    """Both schools together; and each alone for evaluation, as the papers report them."""
+    """Return the splits of both schools together, and of each alone for evaluation, as in the papers."""
     readers = {name: {f"*{name}.jsonl": read_race, f"{name}/*/*.txt": read_race_passage} for name in _SPLITS}
     for name in _SPLITS[1:]:
         for school in ("middle", "high"):
@@ -153,15 +153,15 @@ def _race_splits() -> dict[str, Split]:
 
 _SPLITS = ("train", "dev", "test")
 _ADVERSARIAL_SPLITS = {
-    # The paper's set: the training arguments with their warrants also swapped, the others with claims also
-    # negated. (With negated claims in training there are new cues, says its repository.)
+    # The paper's set: the training arguments also with swapped warrants, the others also with negated claims.
+    # (According to its repository, negated claims in training would add new cues.)
     "train": Split(
         {"train-adv-swapped.csv": read_adversarial_arct, "train-swapped.csv": read_adversarial_arct}
     ),
     "dev": Split({"dev-adv-negated.csv": read_adversarial_arct}),
     "test": Split({"test-adv-negated.csv": read_adversarial_arct}),
 }
-# The best of Niven & Kao's grid for BERT-Base, and their choice of the epoch by the development set.
+# The best of Niven & Kao's grid for BERT-Base; like them, select the epoch on the development set.
 _NIVEN_KAO = {
     "text.longest": 80,
     "optim.peak_lr": 8e-5,

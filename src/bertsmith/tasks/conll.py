@@ -1,4 +1,4 @@
-"""Tagged words: CoNLL-2003 and its likes, WNUT-17, CoNLL-U, and JSON lines with a sentence each."""
+"""Tagged words: CoNLL-2003 and similar formats, WNUT-17, CoNLL-U, and JSON lines with one sentence each."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from bertsmith.tasks.tables import CONVERT, NOT_UTF8, Row, is_torn, numbered_lin
 from bertsmith.tasks.task import Split, Task
 
 CONLLU_COLUMNS: Mapping[str, int] = {"upos": 3, "xpos": 4, "feats": 5, "deprel": 7}
-"""Columns of CoNLL-U that hold one tag for each word (universaldependencies.org/format.html)."""
+"""Columns of CoNLL-U that have one tag per word (universaldependencies.org/format.html)."""
 _CONLLU_WIDTH = 10
 _UNKNOWN = "_"
 _DOCUMENT_START = "-DOCSTART-"
@@ -32,7 +32,7 @@ class _Line:
 
 
 class _Documents:
-    """Numbers for documents: a sentence before the first mark is a document of its own."""
+    """Numbers the documents: before the first document mark, each sentence is a document of its own."""
 
     def __init__(self) -> None:
         self._number, self._marked = -1, False
@@ -46,7 +46,7 @@ class _Documents:
 
 
 def read_columns(path: Path) -> Iterator[TaggedExample | BadLine]:
-    """The sentences of a file with the word in the first column and its tag in the last, or words alone."""
+    """Read sentences from a file with words in the first column and tags in the last, or words alone."""
     documents, width, index = _Documents(), 0, 0
     for lines in _blocks(path):
         rows = [(line, _cells(line.text)) for line in lines if not line.text.startswith(_DOCUMENT_START)]
@@ -65,7 +65,7 @@ def read_columns(path: Path) -> Iterator[TaggedExample | BadLine]:
 
 
 def conllu_reader(column: str) -> Reader:
-    """A reader of CoNLL-U that takes one of its columns as the tags."""
+    """Return a reader of CoNLL-U that uses one of its columns as tags."""
     if column not in CONLLU_COLUMNS:
         remedy = f"choose one of {', '.join(CONLLU_COLUMNS)}"
         raise UserError(f"CoNLL-U has no column {column!r} with a tag for each word", remedy=remedy)
@@ -91,16 +91,16 @@ def conllu_reader(column: str) -> Reader:
 
 @dataclass(frozen=True, slots=True)
 class ConlluSentence:
-    """The words of a sentence, ten cells each, without multi-word tokens and empty nodes."""
+    """A sentence's words, ten cells each, without multi-word tokens and empty nodes."""
 
     words: tuple[tuple[str, ...], ...]
     comments: tuple[str, ...]
     wheres: tuple[str, ...]
-    """Where each word stands, as errors say it."""
+    """Location of each word, for error messages."""
 
 
 def conllu_sentences(path: Path) -> Iterator[ConlluSentence]:
-    """The sentences of a CoNLL-U file with all of their columns; a bad line is an error."""
+    """Yield the sentences of a CoNLL-U file with all of their columns; a bad line is an error."""
     for lines in _blocks(path):
         comments = tuple(line.text for line in lines if line.text.startswith("#"))
         rows = [(line, line.text.split("\t")) for line in lines if not line.text.startswith("#")]
@@ -115,7 +115,7 @@ def conllu_sentences(path: Path) -> Iterator[ConlluSentence]:
 
 
 def read_tagged_rows(path: Path) -> Iterator[TaggedExample | BadLine]:
-    """The sentences of a JSONL file: the lists `words` (or `tokens`) and `tags` (absent where unknown)."""
+    """Read sentences of a JSONL file: the lists `words` (or `tokens`) and `tags` (absent if unknown)."""
     for index, row in enumerate(rows_of(path)):
         yield row if isinstance(row, BadLine) else _sentence_of_row(row, index)
 
@@ -129,7 +129,7 @@ def _conllu_sentence(
     if fault or not kept:
         return fault or BadLine("the sentence has no word", lines[0].where, _MEND_LINE)
     tags = tuple(cells[CONLLU_COLUMNS[column]] for cells in kept)
-    # An empty cell says "no features", but of the other columns that nobody filled them in.
+    # An empty cell means "no features" in feats, but "not annotated" in the other columns.
     is_labelled = column == "feats" or any(tag != _UNKNOWN for tag in tags)
     words = tuple(cells[1] for cells in kept)
     return TaggedExample(key, words, tags if is_labelled else None, document, lines[0].where)
@@ -154,12 +154,12 @@ def _column_fault(line: _Line, cells: Sequence[str], *, width: int) -> BadLine |
 
 
 def _cells(text: str) -> list[str]:
-    # Words of tweets may hold any space but the one that parts the columns, so no bare split().
+    # Words of tweets may contain any space except the column separator, so do not use a bare split().
     return text.split("\t") if "\t" in text else re.split(" +", text.strip(" "))
 
 
 def _blocks(path: Path) -> Iterator[list[_Line]]:
-    """The file's lines between empty ones; WNUT-17 has lines with a lone tab there."""
+    """Yield the file's lines between empty ones; in WNUT-17 a line with a lone tab counts as empty."""
     block: list[_Line] = []
     for number, raw in numbered_lines(path):
         text = raw.decode("utf-8", errors="surrogateescape")
@@ -174,7 +174,7 @@ def _blocks(path: Path) -> Iterator[list[_Line]]:
 
 
 def _torn(lines: Sequence[_Line]) -> BadLine | None:
-    """What is wrong with a sentence that is not UTF-8 text."""
+    """Return the fault of a sentence that is not UTF-8 text, or None."""
     return next((BadLine(NOT_UTF8, line.where, CONVERT) for line in lines if is_torn([line.text])), None)
 
 

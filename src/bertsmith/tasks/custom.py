@@ -24,37 +24,37 @@ _STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid"), "test": ("
 
 @dataclass(frozen=True, slots=True)
 class CustomSpec:
-    """Which columns of the table are what, and what is asked."""
+    """The roles of a table's columns, the kind of task, and the splits."""
 
     text: str
     label: str
     second: str = ""
-    """The column of the second texts, where the texts are pairs."""
+    """Column of the second texts, for pairs of texts."""
     kind: str = "classify"
     separator: str = ","
-    """multilabel: what parts the labels in a cell; JSON lists need none."""
+    """multilabel: separator of the labels in a cell; not needed for JSON lists."""
     key: str = ""
-    """The column of the ids; without one, an example's id is its place."""
+    """Column of the ids; without one, an example's id is its index."""
     dev_fraction: float = 0.1
-    """Fraction of the training file that is kept for development; 0 where development has its own file."""
+    """Fraction of the training file kept for development; 0 if there is a development file."""
     dev: str = ""
-    """The development file, where it does not lie beside the training file."""
+    """Development file, if it is not in the folder of the training file."""
     test_fraction: float = 0.0
-    """Fraction of the training file on which the finished model is tested."""
+    """Fraction of the training file kept for testing the finished model."""
     folds: int = 0
-    """Into so many parts the file is cut, of which `fold`, counted from 0, is for development; 0: none."""
+    """Number of folds of the file, with `fold`, counted from 0, for development; 0: none."""
     fold: int = 0
 
     @property
     def is_parted(self) -> bool:
-        """Whether a part of the training file is held back."""
+        """True if a part of the training file is held back."""
         return bool((self.dev_fraction and not self.dev) or self.test_fraction or self.folds)
 
 
 def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
-    """The task that such a table, written in this format, poses."""
+    """Make the task of such a table, written in this format."""
     for part, fraction in (("development set", spec.dev_fraction), ("test part", spec.test_fraction)):
-        if not 0 <= fraction < 1:  # nor what is not a number
+        if not 0 <= fraction < 1:  # also rejects NaN
             what = f"a {part} cannot be {fraction:g} of the rows"
             raise UserError(what, remedy="give a fraction such as 0.1, or 0 for none")
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
@@ -67,7 +67,7 @@ def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
     def elsewhere(_: Path) -> Iterator[Example | BadLine]:
         return whole(Path(spec.dev))
 
-    # The development set has a file of its own anywhere, is a part of the training file, or lies beside it.
+    # The development set is a separate file, a part of the training file, or a file next to it.
     splits = {"train": _files("train", _part(whole, spec, "train") if spec.is_parted else whole)}
     if spec.dev:
         splits[DEV] = _files("train", elsewhere)
@@ -84,7 +84,7 @@ def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
 
 
 def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:
-    """What a task.json or a run folder says of a table."""
+    """Restore the spec of a table from a task.json or a run folder."""
     if unknown := sorted(custom.keys() - {each.name for each in fields(CustomSpec)}):
         what = f"the model was fine-tuned by another version of bertsmith, which knew custom.{unknown[0]}"
         raise UserError(what, remedy="fine-tune it again")
@@ -92,7 +92,7 @@ def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:
 
 
 def has_own_dev(data: Path) -> bool:
-    """Whether a folder holds a development file, packed or not, beside its training file."""
+    """True if a folder has a development file, compressed or not, next to its training file."""
     if not data.is_dir():
         return False
     names = {f"{stem}{suffix}" for stem in _STEMS["dev"] for suffix in TABLE_SUFFIXES}
@@ -107,13 +107,13 @@ def _files(split: str, reader: Reader) -> Split:
 
 
 def _part(whole: Reader, spec: CustomSpec, split: str) -> Reader:
-    """A reader of the part of a file that belongs to a split."""
+    """Return a reader of the part of a file that belongs to a split."""
 
     def read(path: Path) -> Iterator[Example | BadLine]:
         found = list(whole(path))
         held = _held_back([each for each in found if not isinstance(each, BadLine)], spec)
         for each in found:
-            # A line that cannot be taken is reported with the training part, or it would be reported twice.
+            # Report a bad line with the training part only, so that it is not reported twice.
             if ("train" if isinstance(each, BadLine) else held.get(each.key, "train")) == split:
                 yield each
 
@@ -121,7 +121,7 @@ def _part(whole: Reader, spec: CustomSpec, split: str) -> Reader:
 
 
 def _held_back(examples: Sequence[Example], spec: CustomSpec) -> dict[str, str]:
-    """The split of each example that is not trained on, by its id."""
+    """Return the split of each held-back example by its id."""
     if spec.folds:
         return held_back_fold(examples, int(spec.fold), int(spec.folds), test_fraction=spec.test_fraction)
     return held_back(examples, dev_fraction=spec.dev_fraction, test_fraction=spec.test_fraction)

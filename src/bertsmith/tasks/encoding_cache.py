@@ -1,4 +1,4 @@
-"""Encoded splits kept on disk under a hash of all that they depend on."""
+"""A cache of encoded splits on disk, under a hash of everything that they depend on."""
 
 import hashlib
 import json
@@ -26,9 +26,9 @@ from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.tokenizer_settings import token_name
 
 ENCODING = 1
-"""Raised whenever the code encodes anything differently."""
+"""Version of the encoding; raise it whenever the code encodes anything differently."""
 NOT_CONTENT = frozenset({"key", "where", "article", "pieces", "tokens"})
-"""What an example is called, where it stands and what is kept at hand make no difference to its tokens."""
+"""Fields that do not affect the tokens: an example's name, its location and cached values."""
 
 log = logging.getLogger("bertsmith")
 
@@ -40,7 +40,7 @@ def encoding_key(
     tokenizer: Tokenizer,
     text: TextSection,
 ) -> str:
-    """A hash of all that decides how these examples are encoded."""
+    """Return a hash of everything that decides how these examples are encoded."""
     settings = json.dumps([ENCODING, kind.name, labels, text.model_dump(mode="json")])
     digest = hashlib.sha256(settings.encode())
     digest.update(tokenizer.spec.pipeline.encode())
@@ -52,9 +52,9 @@ def encoding_key(
 
 
 def cached_encoding(folder: Path, key: str, kind: AnyKind, make: Callable[[], EncodedSet]) -> EncodedSet:
-    """The encoded set kept under this key; where there is none, or a damaged one, it is made and kept.
+    """Return the encoded set with this key; if it is missing or damaged, make and store it.
 
-    A folder that cannot be written is warned of once and done without.
+    If the folder cannot be written, warn once and continue without a cache.
     """
     path = folder / f"{key}.safetensors"
     kept = _read(path, kind)
@@ -88,7 +88,7 @@ def _write(path: Path, encoded: EncodedSet, kind: AnyKind) -> None:
 
 
 def _read(path: Path, kind: AnyKind) -> EncodedSet | None:
-    """The encoded set of a file, None if there is no file or it is not as it was written."""
+    """Read the encoded set of a file, or return None if the file is missing or damaged."""
     try:
         with safetensors_errors(), safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}

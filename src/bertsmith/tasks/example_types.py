@@ -1,11 +1,11 @@
-"""What the files of tasks hold; labels are still the words of the file.
+"""Examples in the files of tasks; labels are still words of the file.
 
-Every class of examples tells the same of itself, so that nobody has to ask which one it is: `strings` (all of
-its text), `text_cells` (the same by column, for a table), `summary` (for a list of errors), `sequences` (the
-texts of each sequence that may be cut; none where windows show everything), `label_names` (its classes or
-tags; none where it has a number, an answer or nothing), `right` (what is right, to be compared; None where it
-is not known), `counted_as` (what it is in a balance of labels) and `is_labelled` (whether it is known what is
-right).
+All example classes have these properties, so that callers need not check the type: `strings` (all of its
+text), `text_cells` (the text by column, for a table), `summary` (for a list of errors), `sequences` (the
+texts of each sequence that may be cut; empty if windows show everything), `label_names` (its classes or
+tags; empty for a number, an answer or no label), `right` (the right result, for comparisons; None if
+unknown), `counted_as` (its names in a balance of labels) and `is_labelled` (True if the right result is
+known).
 """
 
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from bertsmith.core.files import lone_surrogate
 
 Label = str | float | tuple[str, ...]
-"""What is right of an example: a class or an option, a number, or several classes, tags or answers."""
+"""The right result of an example: a class or an option, a number, or several classes, tags or answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class TextExample:
     """A text or a pair with its class, classes or number."""
 
     key: str
-    """The example's id in the file, or its place."""
+    """Id of the example in the file, or its index."""
     texts: str | tuple[str, str]
     label: Label | None
-    """None where the file has none, as in the test sets of GLUE."""
+    """None if the file has no label, as in the test sets of GLUE."""
     where: str
     """File and line."""
     pieces: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
-    """The tokens of each text without special ones, where they are known already."""
+    """Tokens of each text without special tokens, if already known."""
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -77,13 +77,13 @@ class TextExample:
 
 @dataclass(frozen=True, slots=True)
 class TaggedExample:
-    """A sentence in words, each with its tag."""
+    """A sentence as words, each with its tag."""
 
     key: str
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     document: int
-    """Sentences with the same number are context of each other."""
+    """Number of the document; sentences of one document are context of each other."""
     where: str
 
     @property
@@ -130,12 +130,12 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class QuestionTokens:
-    """A question and its passage as tokens, without special ones. Shape: X tokens of the passage."""
+    """A question and its passage as tokens, without special tokens. Shape: X tokens of the passage."""
 
     question: NDArray[np.int32]
     passage_X: NDArray[np.int32]
     offsets_X2: NDArray[np.int64]
-    """First and past-the-last code point of each token in the passage, as the library gives them."""
+    """First and past-the-last code point of each token in the passage, as the library returns them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,13 +146,13 @@ class Question:
     question: str
     passage: str
     answers: tuple[Answer, ...]
-    """All right ones; empty where the question has none, or none is known."""
+    """All right answers; empty if the question has none, or none is known."""
     labelled: bool
-    """Whether an empty `answers` says that the passage holds no answer (SQuAD 2.0)."""
+    """True if empty `answers` mean that the passage has no answer (SQuAD 2.0)."""
     article: str
     where: str
     tokens: QuestionTokens | None = field(default=None, compare=False)
-    """Where they are known already."""
+    """Tokens of the question and the passage, if already known."""
 
     @property
     def strings(self) -> tuple[str, ...]:
@@ -189,14 +189,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceExample:
-    """Several pairs of texts, one of which is right."""
+    """Several pairs of texts, with the index of the right one."""
 
     key: str
     options: tuple[tuple[str, str], ...]
     label: int | None
     where: str
     pieces: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
-    """The tokens of both texts of each option without special ones, where they are known already."""
+    """Tokens of both texts of each option without special tokens, if already known."""
 
     @property
     def strings(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ class ChoiceExample:
 
     @property
     def text_cells(self) -> dict[str, str]:
-        """What all options begin with, and what each of them adds."""
+        """The common beginning of all options, and the rest of each option."""
         added = {f"option{index}": second for index, (_, second) in enumerate(self.options)}
         return {"text": self.options[0][0], **added}
 
@@ -238,7 +238,7 @@ Example = TextExample | TaggedExample | Question | ChoiceExample
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """What a reader gives in place of an example that it cannot take."""
+    """A line that a reader cannot use, in place of an example."""
 
     what: str
     where: str
@@ -247,7 +247,7 @@ class BadLine:
 
 @dataclass(frozen=True, slots=True)
 class BadLabel(BadLine):
-    """An example that cannot be taken for its label alone: it can be predicted all the same."""
+    """An example with an unusable label; it can still be predicted."""
 
     example: Example
 
@@ -258,11 +258,11 @@ class Undecided(BadLabel):
 
 
 Reader = Callable[[Path], Iterator[Example | BadLine]]
-"""From one file to its examples in order; a file that cannot be read at all is a UserError."""
+"""Reads the examples of a file in order; a file that cannot be read at all is a UserError."""
 
 
 def unreadable(example: Example) -> BadLine | None:
-    """What is wrong with an example that no tokenizer can read, for a lone surrogate; otherwise nothing."""
+    """Return the fault of an example with a lone surrogate, which no tokenizer can read, or None."""
     for text in example.strings:
         if fault := lone_surrogate(text):
             return BadLine(fault, example.where, "replace the character by U+FFFD")

@@ -1,6 +1,6 @@
-"""What is called a "GLUE average": several means, each as one publication took it.
+"""Averages over GLUE: several definitions, each from one publication.
 
-Results are fractions by task and metric; the mismatched set of MNLI stands as a task of its own.
+Results are fractions by task and metric; MNLI's mismatched set is a task of its own.
 """
 
 from collections.abc import Mapping
@@ -16,20 +16,20 @@ MISMATCHED = "mnli-mismatched"
 
 Results = Mapping[str, Mapping[str, float]]
 Column = tuple[tuple[str, str], ...]
-"""Pairs of task and metric whose mean is one column of a table."""
+"""Pairs of task and metric that are averaged to one column of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Average:
-    """One meaning of the average."""
+    """One definition of the average, with its value."""
 
     name: str
     value: float | None
-    """A fraction; None where something is missing."""
+    """Average as a fraction; None if a result is missing."""
     note: str
-    """What is averaged, and on which split it was published."""
+    """The averaged columns, and the split for which the average was published."""
     missing: tuple[str, ...]
-    """The tasks (and metrics) that it lacks."""
+    """The missing tasks (and metrics)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ MEANINGS = (
 
 
 def glue_averages(results: Results) -> list[Average]:
-    """Every published meaning of the average, each with its value or with what it lacks."""
+    """Return the average by every published definition, with its value or the missing results."""
     averages = []
     for meaning in MEANINGS:
         missing = {
@@ -115,12 +115,12 @@ _FILES = {
     ("wnli", "test"): "WNLI.tsv",
     ("diagnostic", "test"): "AX.tsv",
 }
-_IN_WORDS = ("mnli", "qnli", "rte", "diagnostic")  # the others give a class's number
-_HIGHEST_SIMILARITY = 5.0  # STS-B goes from 0 to 5
+_IN_WORDS = ("mnli", "qnli", "rte", "diagnostic")  # the others use class numbers
+_HIGHEST_SIMILARITY = 5.0  # STS-B's scale is 0 to 5
 
 
 def write_submission(folder: Path, task: Task, *, split: str, predictions: Mapping[str, str | float]) -> Path:
-    """Write the file of one task from the label or number of each example; its path."""
+    """Write the submission file of one task from each example's label or number, and return its path."""
     file = folder / submission_file(task, split)
     lines = [f"{key}\t{_spelled(task, prediction)}" for key, prediction in predictions.items()]
     write_text(file, "\n".join(["index\tprediction", *lines]) + "\n")
@@ -128,7 +128,7 @@ def write_submission(folder: Path, task: Task, *, split: str, predictions: Mappi
 
 
 def submission_file(task: Task, split: str) -> str:
-    """The name of the file that the site expects."""
+    """Return the file name that the GLUE site expects."""
     name = _FILES.get((task.name, split))
     if name is None:
         known = ", ".join(f"{known_task} ({known_split})" for known_task, known_split in _FILES)

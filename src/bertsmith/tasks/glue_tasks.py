@@ -1,4 +1,4 @@
-"""GLUE and its neighbours SNLI and SICK, as the original files and as Parquet on the hub.
+"""GLUE and the related SNLI and SICK, in their original files and as Parquet from the hub.
 
 Labels have the hub's names and order, so that a number in one layout means the word of the other.
 """
@@ -21,14 +21,14 @@ from bertsmith.tasks.task import Split, Task
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 _ENTAILS_OR_NOT = ("entailment", "not_entailment")
-_HUB_UNLABELLED = ("", "-1", "-1.0")  # what the hub writes into test sets
+_HUB_UNLABELLED = ("", "-1", "-1.0")  # the hub's labels in test sets
 # README of run_glue.py (transformers): 2e-5 and 3 epochs of 32; 5 epochs for MRPC and WNLI, which are tiny.
 _PUBLISHED: Mapping[str, object] = {"optim.peak_lr": 2e-5}
 _PUBLISHED_TINY: Mapping[str, object] = {"optim.peak_lr": 2e-5, "run.epochs": 5.0}
 
 
 def _test_reader(columns: TextColumns) -> Reader:
-    """A reader of a test set, whose labels may be withheld."""
+    """Return a reader of a test set, with labels optional."""
     label = replace(columns.label, wanted="if given", unlabelled=_HUB_UNLABELLED)
     return text_reader(replace(columns, label=label))
 
@@ -67,7 +67,7 @@ def _mrpc() -> Task:
     texts = ("#1 String", "#2 String")
     tsv = TextColumns(texts, LabelColumn("Quality", one_of(labels)), key="index")
     splits = _splits(tsv, _hub(("sentence1", "sentence2"), tsv))
-    # Microsoft's own files have no development set: every tenth line of the training set makes one.
+    # Microsoft's own files have no development set: use every tenth line of the training set.
     whole, test = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
     splits["train"] = Split({**splits["train"].files, whole: all_but_every_tenth(text_reader(tsv))})
     splits["dev"] = Split({**splits["dev"].files, whole: every_tenth(text_reader(tsv))})
@@ -89,7 +89,7 @@ def _qqp() -> Task:
     headless = ("id", "qid1", "qid2", *texts, "is_duplicate")
     tsv = TextColumns(texts, LabelColumn("is_duplicate", one_of(labels)), key="id", headless=headless)
     splits = _splits(tsv, _hub(texts, tsv))
-    # A sample that comes without a development set: every tenth line makes one.
+    # A sample without a development set: use every tenth line.
     sample = "train_part.tsv"
     splits["train"] = Split({**splits["train"].files, sample: all_but_every_tenth(text_reader(tsv))})
     splits["dev"] = Split({**splits["dev"].files, sample: every_tenth(text_reader(tsv))})
@@ -112,7 +112,7 @@ def _mnli() -> Task:
 
 
 def _diagnostic() -> Task:
-    """GLUE's hand-made pairs, for a model that was trained on MNLI; only the full file has the labels."""
+    """GLUE's hand-made pairs, for a model trained on MNLI; only the full file has the labels."""
     label = LabelColumn("label", one_of(NLI_LABELS))
     tsv = TextColumns(("sentence1", "sentence2"), label, key="index")
     full = TextColumns(("Premise", "Hypothesis"), replace(label, name="Label"))
@@ -142,7 +142,7 @@ def _rte() -> Task:
 
 
 def _wnli() -> Task:
-    labels = ("not_entailment", "entailment")  # the other way round than RTE and QNLI
+    labels = ("not_entailment", "entailment")  # the opposite order of RTE and QNLI
     texts = ("sentence1", "sentence2")
     tsv = TextColumns(texts, LabelColumn("label", one_of(labels)), key="index")
     splits = _splits(tsv, _hub(texts, tsv))
@@ -168,7 +168,7 @@ def _snli() -> Task:
 
 
 def _sick(judged: LabelColumn, together: LabelColumn, hub: LabelColumn) -> dict[str, Split]:
-    """SemEval's files of each split, the one file of the later release, or the hub's."""
+    """Return the splits of SemEval's files, of the later release's single file, and of the hub's files."""
     texts = ("sentence_A", "sentence_B")
     names = {"train": ("train", "TRAIN"), "dev": ("trial", "TRIAL"), "test": ("test_annotated", "TEST")}
     splits = {}

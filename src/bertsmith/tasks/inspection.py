@@ -1,6 +1,6 @@
-"""What a data set is like before training: balance, lengths, copies, overlap, baseline, shift.
+"""Inspect a data set before training: balance, lengths, copies, overlap, baseline, shift.
 
-Two texts are the same here if they differ in case and spaces only.
+Two texts are equal here if they differ only in case and spaces.
 """
 
 from collections import Counter, defaultdict
@@ -21,9 +21,9 @@ from bertsmith.tasks.task import ReadSplit, Task, has_split, read_split
 
 _SHOWN_PAIRS = 3
 _PARTS = {"text": "first", "text2": "second", "passage": "passage"}
-"""Of an example with several texts, those that are looked for by themselves, and what they are called."""
+"""Text columns that are also compared separately if an example has several texts, with their names."""
 _MIN_SHIFT, _MIN_SIGMAS = 0.05, 3.0
-"""A class whose fraction differs by so much, and by so many standard errors, is pointed out."""
+"""Minimum difference of a class's fraction, absolute and in standard errors, that causes a warning."""
 _MIN_ADVERSARIAL = 0.05
 _GLUE = "(Wang et al. 2018, GLUE)"
 _PUBLISHED_SHIFTS = {
@@ -35,9 +35,10 @@ _PUBLISHED_SHIFTS = {
 
 @dataclass(frozen=True, slots=True)
 class LabelShare:
-    """How often a label is given; in multi-label data the shares may sum to more than 1.
+    """Frequency of a label; in multi-label data the fractions may sum to more than 1.
 
-    Tags are counted word by word, questions by whether they have an answer, choices by the right option."""
+    Tags are counted per word, questions by whether they have an answer, choices by the right option.
+    """
 
     label: str
     count: int
@@ -46,7 +47,7 @@ class LabelShare:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How numbers are spread."""
+    """Statistics of numeric labels."""
 
     smallest: float
     mean: float
@@ -57,7 +58,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Quantiles of the words of an example, both texts of a pair together; of choices, of the longest."""
+    """Quantiles of the words per example: both texts of a pair together; for choices, the longest option."""
 
     smallest: int
     median: int
@@ -68,24 +69,24 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class SplitSummary:
-    """What one split is like."""
+    """Statistics of one split."""
 
     name: str
     file: str
     examples: int
     unlabelled: int
     skipped: int
-    """Lines that could not be taken."""
+    """Number of lines that could not be read."""
     first_skipped: str
-    """The first of them, with what is wrong."""
+    """The first skipped line and its fault."""
     labels: tuple[LabelShare, ...]
     """Most frequent first; empty for numbers."""
     numbers: Spread | None
     words: Lengths
     copies: int
-    """Examples whose texts stood before in the split."""
+    """Number of examples that repeat an earlier text of the split."""
     contradictions: int
-    """Examples whose texts stand elsewhere in the split with another label."""
+    """Number of examples whose text also occurs in the split with another label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,52 +102,52 @@ class SharedText:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Examples of a split whose text is in the training set too."""
+    """Examples of a split whose text also occurs in the training set."""
 
     split: str
     text: str
-    """whole, or which text of several: first, second, passage."""
+    """Compared text: whole, or one of several: first, second, passage."""
     examples: int
     share: float
     labelled: bool
-    """Whether what follows is told: of equal texts with labels to compare."""
+    """True if equal texts have labels to compare; otherwise the following fields are unused."""
     pairs_same_label: int
     pairs_other_label: int
     only_other_label: int
-    """Examples that meet their text with other labels only."""
+    """Number of examples whose text occurs in training with other labels only."""
     copying_accuracy: float
-    """How often copying the label of a training example with the same text is right."""
+    """Accuracy of copying the label of a training example with the same text."""
     shown: tuple[SharedText, ...]
-    """Some of the pairs with different labels, examples that never meet their own label first."""
+    """Some pairs with different labels; examples whose own label never occurs come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What the constant answer gets: the most frequent label of the training set, or its mean."""
+    """Results of the constant answer: the most frequent label of the training set, or its mean."""
 
     says: str
     train: dict[str, float]
-    """By the metrics of the task."""
+    """Results on the training set, by metric of the task."""
     dev: dict[str, float] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Shift:
-    """How a split differs from the training set."""
+    """Differences between a split and the training set."""
 
     split: str
     labels: float | None
-    """Share of examples that would have to change their label (total variation distance); for numbers the
-    difference of the means in standard deviations of the training set. None where there are no labels."""
+    """Fraction of examples that would have to change their label (total variation distance); for numbers the
+    difference of the means in standard deviations of the training set. None without labels."""
     unknown_words: float
-    """Share of the split's words that the training set has not."""
+    """Fraction of the split's words that do not occur in the training set."""
     median_words: int
-    """Median length in the split, less the one in training."""
+    """Median length in the split minus the median length in training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """Everything that was found."""
+    """All results of an inspection."""
 
     task: str
     kind: str
@@ -155,19 +156,19 @@ class Inspection:
     overlaps: tuple[Overlap, ...]
     shifts: tuple[Shift, ...]
     warnings: tuple[str, ...]
-    """What `finetune` would stop at, what to point out in the labels, and where the splits are not alike."""
+    """Reasons for which `finetune` would stop, odd labels, and differences between splits."""
 
 
 def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
-    """What the splits are like, each in its file or folder; bad lines are counted."""
-    # A split may be missing in a folder, but not a place; if all are, reading says what was looked for.
+    """Inspect splits, each in its file or folder; bad lines are counted."""
+    # A split may be missing in a folder, but a named path must exist; if all are missing, reading raises.
     found = [split for split, place in places.items() if not place.exists() or has_split(task, place, split)]
     read = {split: read_split(task, places[split], split, skip_bad=True) for split in found or places}
     return inspect_splits(task, read)
 
 
 def inspect_splits(task: Task, splits: Mapping[str, ReadSplit]) -> Inspection:
-    """What the splits are like; the others are set against train."""
+    """Inspect the splits; the others are compared with train."""
     summaries = tuple(_summary(name, split, task.kind) for name, split in splits.items())
     train = splits["train"].examples if "train" in splits else ()
     others = {name: split.examples for name, split in splits.items() if name != "train"} if train else {}
@@ -191,7 +192,7 @@ def inspect_splits(task: Task, splits: Mapping[str, ReadSplit]) -> Inspection:
 
 
 def spelled(label: Label) -> str:
-    """A label for people."""
+    """Return a label as text for people."""
     if isinstance(label, tuple):
         return " + ".join(label) or "(none)"
     return label if isinstance(label, str) else f"{label:g}"
@@ -214,7 +215,7 @@ def _words(example: Example) -> list[str]:
 
 
 def _known(examples: Sequence[Example]) -> list[Label]:
-    """What is right, of the examples of which it is known."""
+    """Return the right results of the examples that have one."""
     return [example.right for example in examples if example.right is not None]
 
 
@@ -285,11 +286,11 @@ def _baseline(task: Task, train: Sequence[Example], dev: Sequence[Example]) -> B
     return Baseline(says, of_train, of_dev) if of_train else None
 
 
-# ---- the same texts in training and in another split
+# ---- equal texts in training and in another split
 
 
 def _agreement(labels: Sequence[Label]) -> Callable[[Label, Label], bool]:
-    """When two labels say the same: if they are equal, or as numbers within a standard deviation."""
+    """Return a comparison of labels: equality, or for numbers a difference within a standard deviation."""
     if not labels or not isinstance(labels[0], float):
         return lambda one, other: one == other
     near = _spread(labels).deviation
@@ -304,13 +305,13 @@ def _overlaps(
     yield _overlap(split, "whole", _meetings(train, examples, _whole), len(examples), agree)
     for cell in (name for name in _PARTS if name in cells and len(cells) > 1):
         meetings = _meetings(train, examples, partial(_part, cell))
-        # A passage has many questions, and a context many options: their answers have nothing to agree on.
+        # A passage has many questions, and a context many options: their answers need not agree.
         comparing = agree if kind.from_tables else None
         yield _overlap(split, _PARTS[cell], meetings, len(examples), comparing)
 
 
 Meetings = list[tuple[Example, list[Example]]]
-"""An example with the training examples that have the same text, for those that have some."""
+"""Examples with a text that occurs in training, each with the training examples of that text."""
 
 
 def _meetings(
@@ -365,7 +366,7 @@ def _shown(meetings: Meetings, same: Sequence[Sequence[bool]], text: str) -> tup
 
 
 def _adversarial(overlaps: Sequence[Overlap]) -> Iterator[str]:
-    """Where what stands in training too has mostly another label there; one line a split."""
+    """Warn about each split whose texts also occur in training, mostly with another label."""
     told: set[str] = set()
     for each in sorted(overlaps, key=lambda each: each.only_other_label, reverse=True):
         mostly_other = each.split not in told and each.only_other_label > each.examples / 2
@@ -378,7 +379,7 @@ def _adversarial(overlaps: Sequence[Overlap]) -> Iterator[str]:
             )
 
 
-# ---- how a split differs from training
+# ---- differences between a split and training
 
 
 def _shift(kind: AnyKind, train: Sequence[Example], split: str, examples: Sequence[Example]) -> Shift:
@@ -403,14 +404,14 @@ def _label_shift(kind: AnyKind, train: Sequence[Example], examples: Sequence[Exa
 
 
 def _label_counts(kind: AnyKind, examples: Sequence[Example]) -> Counter[Label]:
-    """How often each label is given; of many labels, each set of them."""
+    """Count each label; in multi-label data, count each set of labels."""
     if kind.many_labels:
         return Counter(_known(examples))
     return Counter(chain.from_iterable(example.counted_as for example in examples))
 
 
 def _shifted_classes(summaries: Sequence[SplitSummary], kind: AnyKind) -> Iterator[str]:
-    """The class whose fraction differs most between training and another split, where it does."""
+    """Warn about the class whose fraction differs most between training and another split."""
     train = next((each for each in summaries if each.name == "train"), None)
     if train is None or kind.numeric:
         return

@@ -1,4 +1,4 @@
-"""What is strange in the labels of a user's own table, before hours are spent on it."""
+"""Checks for suspicious labels in a user's own table, before hours are spent on training."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -10,19 +10,19 @@ from bertsmith.tasks.task import Task
 
 MAX_SINGLE_CLASSES = 10
 MAX_FRACTION_OF_CLASSES = 0.9
-"""Of the number of rows. A hundred rows of seventy intents are still classes; a column of texts is not."""
+"""Maximum classes per row. Seventy intents in a hundred rows are classes; a column of texts is not."""
 MAX_NUMBERS = 20
 MIN_PER_NUMBER = 10
-"""More different numbers than this, with fewer examples each, are measured rather than named."""
+"""Minimum examples per number, if there are more than MAX_NUMBERS; otherwise labels are measured values."""
 MAX_LISTED = 4
 MAX_CHARACTERS = 1000
 MAX_SHOWN = 60
 EMPTY_SPELLINGS = frozenset({"nan", "null", "none", "n/a", "na", "#n/a", "<na>", "nil", "-", "?"})
-"""What programs write where there is nothing, in lower case."""
+"""Spellings that programs write for missing values, in lower case."""
 
 
 def check_spelling(task: Task, examples: Sequence[Example]) -> None:
-    """Raise where a user's own label is no name: a terminal would obey it, or nobody read it."""
+    """Raise if a user's own label is not a name: too long to read, or with control characters."""
     if not task.custom or not task.kind.min_labels:
         return
     known: set[str] = set()
@@ -36,7 +36,7 @@ def check_spelling(task: Task, examples: Sequence[Example]) -> None:
 
 
 def check_classes(task: Task, examples: Sequence[Example]) -> None:
-    """Raise where a user's own classes are numbers, or where nearly every example has a class of its own."""
+    """Raise if a user's own classes are numbers, or if nearly every example has a class of its own."""
     if not task.custom or task.kind.many_labels or not task.kind.min_labels:
         return
     counts = Counter(label for example in examples for label in example.label_names)
@@ -53,7 +53,7 @@ def check_classes(task: Task, examples: Sequence[Example]) -> None:
 
 
 def odd_labels(task: Task, examples: Sequence[Example]) -> Iterator[str]:
-    """What to point out in a user's own classes: empty ones, and those that differ in spelling only."""
+    """Warn about a user's own classes that are empty, or that differ in spelling only."""
     if not task.custom or not task.kind.min_labels:
         return
     counts = Counter(label for example in examples for label in example.label_names)

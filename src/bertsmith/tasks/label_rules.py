@@ -1,4 +1,4 @@
-"""From the cell of a table to a label: a published class, a word, a number, or several words."""
+"""Convert the cell of a table to a label: a published class, a word, a number, or several words."""
 
 import math
 import re
@@ -8,11 +8,11 @@ from typing import Any
 from bertsmith.tasks.example_types import Label
 
 LabelRule = Callable[[Any], Label]
-"""From a cell to a label; a ValueError says what is wrong with the cell."""
+"""Converts a cell to a label, or raises a ValueError with the fault of the cell."""
 
 
 def one_of(labels: Sequence[str]) -> LabelRule:
-    """A rule for published classes, written as a word in any case or as the word's place."""
+    """Return a rule for published classes, written as a word in any case or as the word's index."""
     by_spelling = {str(place): word for place, word in enumerate(labels)}
     by_spelling |= {word.lower(): word for word in labels}
 
@@ -26,7 +26,7 @@ def one_of(labels: Sequence[str]) -> LabelRule:
 
 
 def word(cell: Any) -> str:
-    """The cell itself as a class."""
+    """Return the cell itself as a class."""
     return cell_text(cell)
 
 
@@ -36,7 +36,7 @@ _EITHER = re.compile(r"[+-]?\d{1,3},\d{3}")
 
 
 def number(cell: Any) -> float:
-    """The number in a cell, also where it is written 2,040.48 or 2.040,48."""
+    """Return the number in a cell; 2,040.48 and 2.040,48 are accepted too."""
     written = cell.strip() if isinstance(cell, str) else ""
     if _EITHER.fullmatch(written):
         raise ValueError(f"has {cell!r}, whose comma may part thousands or decimals")
@@ -54,7 +54,7 @@ def number(cell: Any) -> float:
 
 
 def several(separator: str) -> LabelRule:
-    """A rule for any number of classes: a JSON list, or words parted by the separator."""
+    """Return a rule for any number of classes: a JSON list, or words with the separator between them."""
 
     def rule(cell: Any) -> tuple[str, ...]:
         parts = cell if isinstance(cell, list) else cell_text(cell).split(separator)
@@ -65,7 +65,7 @@ def several(separator: str) -> LabelRule:
 
 
 def cell_text(cell: Any) -> str:
-    """A cell's content as text without spaces around it; what is missing is empty."""
+    """Return a cell's content as text without surrounding spaces; a missing cell is empty."""
     if isinstance(cell, str):
         return cell.strip()
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):

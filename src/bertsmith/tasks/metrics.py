@@ -1,11 +1,11 @@
-"""Metrics as fractions in 0..1, or -1..1 for correlations; what is undefined is 0.0, never NaN.
+"""Metrics as fractions in 0..1, or -1..1 for correlations; an undefined metric is 0.0, never NaN.
 
-Errors of numbers are in the numbers' own unit, and less is better. Every metric says in its `Metric` record
-whether larger or smaller is better; the kinds of tasks (`tasks.kinds`) list which of them they have.
+Errors of numbers have the numbers' own unit, and smaller is better. Every `Metric` record says whether larger
+or smaller is better; the kinds of tasks (`tasks.kinds`) list their metrics.
 
-Undefined are: any metric of no examples, F1 of a class that is neither there nor predicted, and a correlation
-where either side is constant (who always says the same has learned nothing) or not finite (who diverged).
-Shapes: M examples, C classes; classes come as ids [M], several labels of one example as 0 or 1 [M, C].
+Undefined are: any metric of no examples, F1 of a class neither present nor predicted, and a correlation
+if either side is constant (a constant prediction has learned nothing) or not finite (a diverged model).
+Shapes: M examples, C classes; classes are ids [M], or 0 or 1 for several labels per example [M, C].
 """
 
 import sys
@@ -29,42 +29,42 @@ class Metric(measures.Metric):
     """A metric of labels and predictions; a number has the unit of the labels."""
 
     compute: Callable[[Values, Values], float] | None = None
-    """Computes it; None if a kind computes several metrics together (`Kind.evaluate`)."""
+    """Computes the metric; None if a kind computes several metrics together (`Kind.evaluate`)."""
 
     def text(self, value: float, digits: int = 6) -> str:
-        """A value as people read it: in percent without the sign, or with this many digits."""
+        """Return a value as text for people: in percent without the sign, or with this many digits."""
         return f"{PERCENT * value:.2f}" if self.in_percent else f"{value:.{digits}g}"
 
 
 POSITIVE = 1
-"""The class that F1 is about: the paraphrase of MRPC, the duplicate of QQP."""
+"""Class for which F1 is computed: paraphrase in MRPC, duplicate in QQP."""
 
 
 def accuracy(labels: Values, predictions: Values) -> float:
-    """The fraction of right predictions; of several labels, all must be right."""
+    """Return the fraction of right predictions; if an example has several labels, all must be right."""
     right = labels == predictions
     return _fraction(_count(right.all(axis=1) if right.ndim == 2 else right), len(right))
 
 
 def f1(labels: Values, predictions: Values) -> float:
-    """The harmonic mean of precision and recall of class 1."""
+    """Return the harmonic mean of precision and recall of class 1."""
     return float(_f1_of_columns((labels == POSITIVE)[:, None], (predictions == POSITIVE)[:, None])[0])
 
 
 def macro_f1(labels: Values, predictions: Values) -> float:
-    """The plain mean of each class's F1; of ids, over those that are there or predicted."""
+    """Return the unweighted mean of each class's F1; for ids, over classes that occur or are predicted."""
     f1_C = _f1_of_columns(*_membership(labels, predictions))
     return float(f1_C.mean()) if len(f1_C) else 0.0
 
 
 def micro_f1(labels: Values, predictions: Values) -> float:
-    """F1 over all decisions of all classes together."""
+    """Return F1 over all decisions of all classes together."""
     labels_MC, predictions_MC = _membership(labels, predictions)
     return _fraction(2 * _count(labels_MC & predictions_MC), _count(labels_MC) + _count(predictions_MC))
 
 
 def matthews(labels: Values, predictions: Values) -> float:
-    """Matthews correlation; of more than two classes (as in GLUE's diagnostic set) after Gorodkin (2004)."""
+    """Return the Matthews correlation; for over two classes (GLUE's diagnostic set) after Gorodkin (2004)."""
     labels_MC, predictions_MC = _membership(labels, predictions)
     examples = len(labels_MC)
     labels_C, predictions_C = labels_MC.sum(0, dtype=np.int64), predictions_MC.sum(0, dtype=np.int64)
@@ -77,7 +77,7 @@ def matthews(labels: Values, predictions: Values) -> float:
 
 
 def pearson(labels: Values, predictions: Values) -> float:
-    """How well a straight line maps labels to predictions."""
+    """Return the linear correlation of labels and predictions."""
     if _undefined(labels) or _undefined(predictions):
         return 0.0
     labels_M, predictions_M = _centred(labels), _centred(predictions)
@@ -87,19 +87,19 @@ def pearson(labels: Values, predictions: Values) -> float:
 
 
 def spearman(labels: Values, predictions: Values) -> float:
-    """How well labels and predictions agree in their order: Pearson of the ranks."""
+    """Return the rank correlation of labels and predictions: Pearson of the ranks."""
     if _undefined(labels) or _undefined(predictions):
         return 0.0
     return pearson(_ranks(labels), _ranks(predictions))
 
 
 def mean_absolute_error(labels: Values, predictions: Values) -> float:
-    """How far off a prediction is on average."""
+    """Return the mean absolute error of the predictions."""
     return _finite(np.abs(_errors(labels, predictions)).mean()) if len(labels) else 0.0
 
 
 def root_mean_squared_error(labels: Values, predictions: Values) -> float:
-    """The same, large errors counting for more."""
+    """Return the root mean squared error, in which large errors count for more."""
     return _finite(np.sqrt(np.square(_errors(labels, predictions)).mean())) if len(labels) else 0.0
 
 
@@ -110,7 +110,7 @@ def _errors(labels: Values, predictions: Values) -> NDArray[np.float64]:
 
 
 def _finite(error: np.floating[Any]) -> float:
-    """The error; of a model that has diverged, the largest number, since JSON knows no infinity."""
+    """Return the error or, for a diverged model, the largest float, because JSON has no infinity."""
     return float(error) if np.isfinite(error) else sys.float_info.max
 
 
@@ -132,7 +132,7 @@ OF_NUMBERS = (SPEARMAN, PEARSON, MEAN_ABSOLUTE_ERROR, ROOT_MEAN_SQUARED_ERROR)
 
 
 def metric_in(metrics: Iterable[Metric], name: str) -> Metric:
-    """The metric of this name among some."""
+    """Return the metric with this name."""
     known = {metric.name: metric for metric in metrics}
     if name not in known:
         raise UserError(f"there is no metric {name!r} here", remedy=f"take one of {', '.join(known)}")
@@ -140,10 +140,10 @@ def metric_in(metrics: Iterable[Metric], name: str) -> Metric:
 
 
 def compute_metrics(metrics: Iterable[Metric], labels: Values, predictions: Values) -> dict[str, float]:
-    """The value of each metric, in their order."""
+    """Return the value of each metric, in order."""
     if labels.shape != predictions.shape:
         raise ValueError(f"labels {labels.shape} and predictions {predictions.shape} differ in shape")
-    # Numbers below -1 are labels that training does not have: they count, and are always missed.
+    # Numbers below -1 are labels missing from training: they count, and are always missed.
     unlabelled = np.isnan(labels) if labels.dtype.kind == "f" else labels == NO_LABEL
     if unlabelled.any():
         raise UserError(
@@ -163,7 +163,7 @@ def _fraction(part: int, whole: int) -> float:
 
 
 def _membership(labels: Values, predictions: Values) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Whether each example is, and is predicted to be, of each class [M, C]."""
+    """Return flags [M, C] of the classes that each example has, and of the predicted classes."""
     if labels.ndim == 2:
         return labels != 0, predictions != 0
     classes_C = np.union1d(labels, predictions)
@@ -182,7 +182,7 @@ def _undefined(values: Values) -> bool:
 
 
 def _centred(values: Values) -> NDArray[np.float64]:
-    """Distances from the mean, scaled by a power of two so that no square overflows or vanishes."""
+    """Return distances from the mean, scaled by a power of two so that no square overflows or underflows."""
     exact = values.astype(np.float64)
     _, exponent = np.frexp(np.abs(exact).max())
     scaled = np.ldexp(exact, -exponent)
@@ -191,7 +191,7 @@ def _centred(values: Values) -> NDArray[np.float64]:
 
 
 def _ranks(values: Values) -> NDArray[np.float64]:
-    """Places in rising order, from 1; equal values share the mean of their places."""
+    """Return ranks in ascending order, from 1; equal values share the mean of their ranks."""
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks: NDArray[np.float64] = (np.cumsum(counts) - (counts - 1) / 2)[places]
     return ranks
@@ -203,19 +203,19 @@ def _within_one(correlation: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ClassScores:
-    """How well one class is found."""
+    """Precision, recall and F1 of one class."""
 
     precision: float
-    """Of those that were taken for it, the fraction that is of it."""
+    """Fraction of the predictions of this class that are right."""
     recall: float
-    """Of those that are of it, the fraction that was found."""
+    """Fraction of the examples of this class that were predicted as such."""
     f1: float
     support: int
-    """How many are of it."""
+    """Number of examples of this class."""
 
 
 def scores_of_classes(labels: Values, predictions: Values, classes: int) -> list[ClassScores]:
-    """Precision, recall and F1 of each class that training has, by its id."""
+    """Return precision, recall and F1 of each class of the training set, by its id."""
     if labels.ndim == 2:
         truth_MC, predicted_MC = labels[:, :classes] == 1, predictions == 1
         right_C, named_C = (truth_MC & predicted_MC).sum(0), predicted_MC.sum(0)
@@ -233,22 +233,22 @@ def scores_of_classes(labels: Values, predictions: Values, classes: int) -> list
 
 @dataclass(frozen=True, slots=True)
 class Reliability:
-    """Confidence (the likeliest class's probability) and accuracy in bins of equal width."""
+    """Confidence (the most likely class's probability) and accuracy in bins of equal width."""
 
     edges_B1: NDArray[np.float64]
-    """A confidence on an edge belongs to the bin below it."""
+    """Edges of the bins; a confidence on an edge belongs to the bin below it."""
     counts_B: NDArray[np.int64]
     confidences_B: NDArray[np.float64]
-    """Means; 0.0 in empty bins."""
+    """Mean confidences; 0.0 in empty bins."""
     accuracies_B: NDArray[np.float64]
     expected_error: float
-    """The mean distance of confidence and accuracy, each bin by its examples (Guo et al. 2017)."""
+    """Mean distance of confidence and accuracy, weighted by the examples per bin (Guo et al. 2017)."""
 
 
 def reliability(
     probabilities_MC: NDArray[np.floating], labels_M: NDArray[np.int64], *, bins: int = 10
 ) -> Reliability:
-    """The reliability diagram of these predictions and its expected calibration error."""
+    """Return the reliability diagram of these predictions, with its expected calibration error."""
     sure_M = probabilities_MC.max(1, initial=0.0).astype(np.float64)
     right_M = np.argmax(probabilities_MC, 1) == labels_M
     edges_B1 = np.linspace(0.0, 1.0, bins + 1)

@@ -1,7 +1,7 @@
-"""What a task's step sums up: a scorer's outputs, under the loss of the task's kind.
+"""The objective of a task's training step: a scorer's outputs under the loss of the task's kind.
 
-Shapes: T packed tokens, S sequences, M items, P tagged words, C classes. A scorer gives [S, C] to sentence
-kinds (C is 1 for a number and for an option of a choice), [T, C] to tags and [T, 2] to spans.
+Shapes: T packed tokens, S sequences, M items, P tagged words, C classes. A scorer returns [S, C] for sentence
+kinds (C is 1 for a number and for an option of a choice), [T, C] for tags and [T, 2] for spans.
 """
 
 from collections.abc import Callable, Collection
@@ -22,7 +22,7 @@ USUAL_HEAD, LABELS_ALONE = HeadSection(), TaskDistillSection()
 
 
 class NetworkScorer(nn.Module):
-    """The outputs of one head of a network; an encoder that is frozen stays in evaluation mode."""
+    """The outputs of one head of a network; a frozen encoder stays in evaluation mode."""
 
     def __init__(self, network: Network, head: str) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class NetworkScorer(nn.Module):
         return self.network.sentence_scores(self.head, inputs)
 
     def train(self, mode: bool = True) -> "NetworkScorer":
-        """Set the mode, but for dropout in what is not learned."""
+        """Set the mode, but keep a frozen encoder in evaluation mode, without dropout."""
         super().train(mode)
         learned = any(parameter.requires_grad for parameter in self.network.encoder.parameters())
         self.network.encoder.train(mode and learned)
@@ -43,7 +43,7 @@ class NetworkScorer(nn.Module):
 
 
 def freeze_encoder(network: Network, *, fresh: Collection[str] = ()) -> None:
-    """Keep the encoder as it is, and the pooler with it unless it is among the heads that were drawn anew."""
+    """Freeze the encoder, and the pooler unless it is among the freshly initialised heads."""
     network.encoder.requires_grad_(False).eval()
     if "pooler" in network.heads and "pooler" not in fresh:
         network.heads["pooler"].requires_grad_(False)
@@ -68,21 +68,21 @@ class TaskObjective(nn.Module):
         self.compiled = False
 
     def compile_whole(self) -> None:
-        """Compile loss and scorer as one graph, which they must be: `can_compile`, and without an LSTM."""
+        """Compile loss and scorer as one graph; requires `can_compile`, and no LSTM."""
         self._forward, self.compiled = compiled_whole(self._plain), True
 
     def forward(self, batch: TaskBatch, scales_1: Tensor) -> tuple[Tensor, Tensor]:
-        """This micro-batch's part of the step's loss, and its sums; `scales_1` is 1 / the step's count.
+        """Return a micro-batch's part of the step's loss, and its sums; `scales_1` is 1 / the step's count.
 
         The sums are the weighted losses and the weighted fraction of right predictions.
         """
-        if not (self.compiled and self.training):  # an evaluation is too short to be worth a second graph
+        if not (self.compiled and self.training):  # an evaluation is too short to pay for a second graph
             return self._plain(batch, scales_1)
         mark_sizes_as_changing(batch)
         return self._forward(batch, scales_1)
 
     def scores(self, batch: TaskBatch) -> Tensor:
-        """Logits for prediction: [M, C] averaged over windows, tag [P, C], span [T, 2], choice [S]."""
+        """Return logits for prediction: [M, C] averaged over windows, tag [P, C], span [T, 2], choice [S]."""
         scores = self._outputs(batch)
         if self.kind.unit == "word":
             return scores[batch.rows_P]
@@ -107,7 +107,7 @@ class TaskObjective(nn.Module):
 
 
 def mark_sizes_as_changing(batch: TaskBatch) -> None:
-    """Tell the compiler that T, S, M and P differ from step to step, before it takes them for constants."""
+    """Tell the compiler that T, S, M and P vary between steps, before it treats them as constants."""
     inputs = batch.inputs
     per_token = (inputs.tokens_T, inputs.segments_T, inputs.positions_T)
     per_sequence = (inputs.layout.starts_S1, batch.items_S, batch.passages_S2)
@@ -118,5 +118,5 @@ def mark_sizes_as_changing(batch: TaskBatch) -> None:
 
 
 def _exact(scores: Tensor) -> Tensor:
-    """Scores in fp32 or better, for eight bits are not enough for a softmax."""
+    """Return scores in fp32 or better, because the 8 bits of bf16 are too few for a softmax."""
     return scores if scores.dtype == torch.float64 else scores.float()

@@ -1,4 +1,4 @@
-"""What a model predicts of a split: probabilities, numbers, span scores and answers.
+"""Predictions of a model for a split: probabilities, numbers, span scores and answers.
 
 Shapes: M items, N sequences, P tagged words, T tokens, C classes.
 """
@@ -19,12 +19,12 @@ ExampleT = TypeVar("ExampleT", bound=Example)
 
 MAX_ERRORS = 50
 MIN_LOGIT = -87.0
-"""Below it, exp of its opposite leaves the numbers of fp32; its own probability is under 1e-37."""
+"""Lowest logit: for lower ones, exp(-logit) overflows fp32; their probability is under 1e-37."""
 
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
-    """What a model predicts of a split."""
+    """Predictions of a model for a split."""
 
     scores: Numbers
     """classify, multilabel: probabilities [M, C]; choice: those of all options one after the other [N];
@@ -32,12 +32,12 @@ class Predictions:
     answers: tuple[QuestionAnswer, ...] = ()
     """span: the answer to each question."""
     thresholds: tuple[float, ...] = ()
-    """multilabel: from which probability on each label is given; two classes: the second one; empty: 0.5."""
+    """Minimum probability of each label (multilabel), or of the second of two classes; empty: 0.5."""
 
 
 @dataclass(frozen=True, slots=True)
 class PredictedSplit(Generic[ExampleT]):
-    """The examples of a split, as they are and as tokens, with what a model predicts of them."""
+    """The examples of a split, as read and as tokens, with a model's predictions."""
 
     examples: Sequence[ExampleT]
     encoded: EncodedSet
@@ -46,31 +46,31 @@ class PredictedSplit(Generic[ExampleT]):
 
 @dataclass(frozen=True, slots=True)
 class HardError:
-    """Something the model got wrong."""
+    """A wrong prediction of the model."""
 
     where: str
     text: str
     label: str
-    """What is right."""
+    """The right result."""
     predicted: str
     confidence: float
-    """The probability it gave to its prediction; for numbers, how far off it was."""
+    """Probability of the prediction; for numbers, the absolute error."""
     in_percent: bool = True
-    """Whether people read the confidence in percent; otherwise in the task's own unit."""
+    """True if the confidence is shown in percent; otherwise in the task's own unit."""
 
     @property
     def confidence_text(self) -> str:
-        """As people read it."""
+        """The confidence as text for people."""
         return f"{self.confidence:.1%}" if self.in_percent else f"{self.confidence:.2f}"
 
 
 def hardest_errors(errors: Iterable[HardError]) -> list[HardError]:
-    """The errors that the model was surest of, worst first."""
+    """Return the errors with the highest confidence, worst first."""
     return sorted(errors, key=lambda error: -error.confidence)[:MAX_ERRORS]
 
 
 def errors_table(errors: Sequence[HardError]) -> str:
-    """The errors as a table for people."""
+    """Return the errors as a Markdown table for people."""
     column = "sure" if all(error.in_percent for error in errors) else "off by"
     lines = [
         "# The hardest errors",
@@ -85,13 +85,13 @@ def errors_table(errors: Sequence[HardError]) -> str:
 
 
 def average_scores(members: Sequence[Predictions]) -> Numbers:
-    """What an ensemble predicts together: the mean of its members' probabilities, numbers or span scores."""
+    """Return an ensemble's scores: the mean of its members' probabilities, numbers or span scores."""
     scores: Numbers = np.mean([member.scores for member in members], axis=0, dtype=np.float32)
     return scores
 
 
 def mean_surprise(probabilities: Numbers) -> float:
-    """The mean of -log p over what was right: the cross-entropy; 0 where there is nothing."""
+    """Return the mean of -log p over the right results: the cross-entropy; 0 without any."""
     if not probabilities.size:
         return 0.0
     least = np.finfo(np.float32).tiny
@@ -99,19 +99,19 @@ def mean_surprise(probabilities: Numbers) -> float:
 
 
 def sigmoid(logits: Numbers) -> Numbers:
-    """The probability of each class by itself."""
+    """Return the probability of each class, independently."""
     return (1 / (1 + np.exp(-np.maximum(logits, MIN_LOGIT)))).astype(np.float32)
 
 
 def softmax(logits: Numbers) -> Numbers:
-    """The probabilities of classes that exclude each other, along the last axis."""
+    """Return the probabilities of mutually exclusive classes, along the last axis."""
     raised = np.exp(logits - logits.max(-1, keepdims=True))
     probabilities: Numbers = raised / raised.sum(-1, keepdims=True)
     return probabilities
 
 
 def softmax_of_items(logits_N: Numbers, items_M1: NDArray[np.int64]) -> Numbers:
-    """The probabilities of sequences among those of their item."""
+    """Return the probability of each sequence among those of its item."""
     counts_M = np.diff(items_M1)
     raised_N = np.exp(logits_N - np.repeat(np.maximum.reduceat(logits_N, items_M1[:-1]), counts_M))
     probabilities_N: Numbers = raised_N / np.repeat(np.add.reduceat(raised_N, items_M1[:-1]), counts_M)

@@ -1,7 +1,7 @@
-"""What the papers report for a task, to stand beside one's own figures.
+"""Published results for a task, for comparison with one's own.
 
-All of them in percent, as printed. GLUE's published rows are on the test sets, which the site scores: a
-development set is near to them and not the same (QQP by F1: 71 on test, 87 on dev).
+All are in percent, as printed. GLUE's published rows are for the test sets, which the site scores.
+Development sets give similar but different scores (QQP by F1: 71 on test, 87 on dev).
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PublishedScore:
-    """One figure of a paper."""
+    """One result from a paper."""
 
     system: str
     metric: str
     value: float
-    """In percent."""
+    """Result in percent."""
     split: str
     source: str
 
@@ -50,7 +50,7 @@ def _glue() -> dict[str, tuple[PublishedScore, ...]]:
     for task, human in _HUMAN_ROW.items():
         metric = _GLUE_METRICS.get(task, "accuracy")
         scores = [PublishedScore("human", metric, human, "test", _HUMANS)]
-        if task in _GLUE_COLUMNS:  # BERT's table leaves WNLI out
+        if task in _GLUE_COLUMNS:  # BERT's table omits WNLI
             column = _GLUE_COLUMNS.index(task)
             rows = _GLUE_ROWS.items()
             scores += [PublishedScore(name, metric, row[column], "test", _GLUE_TABLE) for name, row in rows]
@@ -100,11 +100,11 @@ PUBLISHED_SCORES: Mapping[str, tuple[PublishedScore, ...]] = {
         for system, value in (("BERT Large", 73.9), ("BERT Base", 68.2))
     ),
 }
-"""By the task's name; MNLI's second set stands under mnli-mismatched."""
+"""Results by task name; MNLI's second set is mnli-mismatched."""
 
 
 def published_lines(task: str, split: str = "dev") -> list[str]:
-    """The papers' figures for a task in lines for people, one for each metric and source."""
+    """Return the published results for a task as lines for people, one for each metric and source."""
     groups: dict[tuple[str, str, str], list[str]] = {}
     for score in published_scores(task, split):
         group = groups.setdefault((score.metric, score.split, score.source), [])
@@ -116,6 +116,6 @@ def published_lines(task: str, split: str = "dev") -> list[str]:
 
 
 def published_scores(task: str, split: str = "dev") -> tuple[PublishedScore, ...]:
-    """The papers' figures for a task and the split that is looked at; none where there are no such."""
+    """Return the published results for a task and split; empty if there are none."""
     part = split.removeprefix("dev").removeprefix("test").removeprefix("-")
     return PUBLISHED_SCORES.get(f"{task}-{part}" if part else task, ())

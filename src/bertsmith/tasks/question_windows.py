@@ -31,7 +31,7 @@ Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 NOWHERE = -1
-"""Stands for an offset in a passage where there is none."""
+"""Placeholder for a missing offset in a passage."""
 PASSAGES_AT_ONCE = 1024
 
 
@@ -40,26 +40,26 @@ class Passages:
     """The distinct passages of questions."""
 
     which_Q: Numbers
-    """The passage of each question."""
+    """Index of each question's passage."""
     ids_X: NDArray[np.int32]
     offsets_X2: Numbers
     """First and past-the-last code point of each piece in its passage."""
     starts_D: Numbers
-    """The first piece of each passage."""
+    """First piece of each passage."""
     lengths_D: Numbers
     begins_D: Numbers
-    """Where each passage begins if the characters of all are laid end to end with one in between."""
+    """Start of each passage if the characters of all are laid end to end with one in between."""
 
 
 def read_passages(texts: Sequence[str], tokenizer: Tokenizer) -> Passages:
-    """The passage of each question; each distinct one is encoded once."""
+    """Return the passage of each question; each distinct passage is encoded once."""
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     distinct = list(numbers)
     ids, offsets = [], []
     with progress_bar("encoding passages", len(distinct)) as advance:
         for first in range(0, len(distinct), PASSAGES_AT_ONCE):
             some = distinct[first : first + PASSAGES_AT_ONCE]
-            # The library itself: of all that Tokenizer.encode_many lists, only this is needed.
+            # Call the library directly: Tokenizer.encode_many returns much more than is needed here.
             for encoding in tokenizer.closed.encode_batch(some, add_special_tokens=False):
                 ids.append(np.array(encoding.ids, np.int32))
                 offsets.append(np.array(encoding.offsets, np.int64).reshape(-1, 2))
@@ -71,10 +71,10 @@ def read_passages(texts: Sequence[str], tokenizer: Tokenizer) -> Passages:
 def tokenized_passages(
     texts: Sequence[str], ids: Sequence[NDArray[np.int32]], offsets: Sequence[Numbers]
 ) -> Passages:
-    """As `read_passages`, of passages whose tokens are known, each of them taken for distinct."""
+    """Return `Passages` from known tokens, treating each passage as distinct."""
     lengths_D = np.array([len(each) for each in ids], np.int64)
-    # All passages as one text, so that offsets are tidied and searched at once; the line end between two
-    # keeps a mark or a space of one from being taken for its neighbour's.
+    # All passages as one text, so that offsets are tidied and searched at once. The line end between two
+    # passages keeps a mark or a space from being assigned to the next passage.
     begins_D1 = np.cumsum([0, *(len(text) + 1 for text in texts)])
     characters_C = np.frombuffer("".join(f"{text}\n" for text in texts).encode("utf-32-le"), "<u4")
     begins_X = np.repeat(begins_D1[:-1], lengths_D)[:, None]
@@ -86,19 +86,19 @@ def tokenized_passages(
 
 
 def answer_pieces(questions: Sequence[Question], passages: Passages) -> Numbers:
-    """First and last piece of each question's first answer, counted from its passage's first; or nowhere."""
+    """Return first and last piece of each question's first answer, from its passage's start; or NOWHERE."""
     answers_Q2 = np.full((len(questions), 2), NOWHERE, np.int64)
     for row, question in enumerate(questions):
         if question.answers:
-            answer = question.answers[0]  # the one that run_squad.py trains on
+            answer = question.answers[0]  # run_squad.py trains on the first answer only
             answers_Q2[row] = answer.start, answer.start + len(answer.text)
     edges_Q2 = answers_Q2 + passages.begins_D[passages.which_Q][:, None]
     starts_X, ends_X = (passages.offsets_X2 + np.repeat(passages.begins_D, passages.lengths_D)[:, None]).T
-    # Some normalisations exchange neighbouring marks; the order that is searched in must hold all the same.
+    # Some normalisations exchange neighbouring marks, but the binary search needs sorted offsets.
     rising_ends_X = np.maximum.accumulate(ends_X)
     rising_starts_X = np.minimum.accumulate(starts_X[::-1])[::-1]
-    # The first piece that ends behind the answer's start, and the last that starts before its end: an answer
-    # that begins or ends inside of a piece gets the whole piece.
+    # The first piece that ends after the answer's start, and the last that starts before its end: an answer
+    # that begins or ends inside a piece gets the whole piece.
     first_Q = np.searchsorted(rising_ends_X, edges_Q2[:, 0], side="right")
     last_Q = np.searchsorted(rising_starts_X, edges_Q2[:, 1], side="left") - 1
     pieces_Q2 = np.stack([first_Q, last_Q], axis=1) - passages.starts_D[passages.which_Q][:, None]
@@ -106,11 +106,11 @@ def answer_pieces(questions: Sequence[Question], passages: Passages) -> Numbers:
     return pieces_Q2
 
 
-# --- from the library's offsets to what a reader would mark ---
+# --- from the library's offsets to those that a reader would mark ---
 
 
 def _tidied(offsets_X2: Numbers, characters_C: NDArray[np.uint32]) -> Numbers:
-    """Pieces without the white space at their edges, with the marks after them that the tokenizer dropped.
+    """Trim white space from the edges of pieces, and add marks after them that the tokenizer dropped.
 
     ModernBERT's "Ġword" begins at the space, and an uncased BERT drops the U+0301 after the e of a café.
     """
@@ -121,20 +121,20 @@ def _tidied(offsets_X2: Numbers, characters_C: NDArray[np.uint32]) -> Numbers:
     starts_X, ends_X = offsets_X2.T
     starts_X = np.minimum(_next_without(is_space_C)[starts_X], ends_X)
     ends_X = np.maximum(_last_without(is_space_C)[ends_X], starts_X)
-    # Marks belong to the piece before them, but only up to where the next piece starts.
+    # Marks belong to the piece before them, but only up to the start of the next piece.
     next_starts_X = np.append(starts_X[1:], len(characters_C))
     with_marks_X = np.minimum(_next_without(is_mark_C)[ends_X], next_starts_X)
     return np.stack([starts_X, np.maximum(ends_X, with_marks_X)], axis=1)
 
 
 def _next_without(mask_C: Mask) -> Numbers:
-    """For each offset, the end included, the first one from there on that the mask leaves out."""
+    """Return for each offset, including the end, the first one from there on that is not in the mask."""
     offsets = np.where(np.append(mask_C, False), len(mask_C), np.arange(len(mask_C) + 1))
     return np.minimum.accumulate(offsets[::-1])[::-1]
 
 
 def _last_without(mask_C: Mask) -> Numbers:
-    """For each offset, the end included, the one behind the last before it that the mask leaves out."""
+    """Return for each offset, including the end, the one after the last earlier character not in the mask."""
     behind = np.where(mask_C, 0, np.arange(1, len(mask_C) + 1))
     return np.maximum.accumulate(np.concatenate([np.zeros(1, np.int64), behind]))
 
@@ -143,10 +143,10 @@ def _last_without(mask_C: Mask) -> Numbers:
 
 
 def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: TextSection) -> EncodedSet:
-    """Windows of a question and its passage; each window is an item."""
+    """Encode windows of a question and its passage; each window is an item."""
     template = read_templates(tokenizer).pair
     texts, known = [question.passage for question in questions], [each.tokens for each in questions]
-    if tokens := [each for each in known if each is not None]:  # all of them are known, or none
+    if tokens := [each for each in known if each is not None]:  # known for all questions or for none
         passages = tokenized_passages(
             texts, [each.passage_X for each in tokens], [each.offsets_X2 for each in tokens]
         )
@@ -173,7 +173,7 @@ def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: 
     lengths_N2 = [asked.lengths_N[windows.texts_W], windows.lengths_W]
     stretches = unbroken(np.stack(starts_N2, axis=1), np.stack(lengths_N2, axis=1))
     laid = lay_sequences(np.concatenate([asked.ids_X, passages.ids_X]), stretches, template)
-    # The way back from the rows of the passages to their characters.
+    # The map from the rows of the passages back to their characters.
     before_N = len(template.lead) + asked.lengths_N[windows.texts_W] + len(template.between)
     rows_X = ranges(laid.starts_S1[:-1] + before_N, windows.lengths_W)
     offsets_T2 = np.full((len(laid.tokens_T), 2), NOWHERE, np.int32)
@@ -197,13 +197,13 @@ def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: 
 def _targets(
     questions: Sequence[Question], answers_Q2: Numbers, windows: Windows, before_N: Numbers
 ) -> Numbers:
-    """The rows of the answer in each window that holds all of it; the first row twice in others."""
+    """Return the rows of the answer in each window that has all of it; row 0 twice in other windows."""
     answers_N2 = answers_Q2[windows.texts_W]
     inside_N2 = answers_N2 - windows.firsts_W[:, None]
     has_answer_N = (
         (answers_N2[:, 0] != NOWHERE) & (inside_N2[:, 0] >= 0) & (inside_N2[:, 1] < windows.lengths_W)
     )
-    # As in run_squad.py, a window that cuts the answer is taught that it has none: row 0, [CLS], twice.
+    # As in run_squad.py, a window that cuts the answer is labelled "no answer": row 0, [CLS], twice.
     targets_N2 = np.where(has_answer_N[:, None], before_N[:, None] + inside_N2, 0)
     is_known_Q = np.array([bool(question.answers) or question.labelled for question in questions], np.bool_)
     targets_N2[~is_known_Q[windows.texts_W]] = NO_LABEL

@@ -1,4 +1,4 @@
-"""The losses of the kinds beside a teacher: how far a scorer's outputs are from the scores of a batch.
+"""Distillation losses of the kinds: the distance of a scorer's outputs from the teacher scores of a batch.
 
 Shapes: T packed tokens, S sequences, M items, P tagged words, C classes.
 """
@@ -19,12 +19,12 @@ from bertsmith.training.soft_targets import soft_losses
 
 
 def soft_class_loss(scores_SC: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
-    """The divergence of each item's classes."""
+    """Return the divergence of each item's class probabilities."""
     return soft_losses(scores_of_items(scores_SC, batch), _teacher(batch), temperature)
 
 
 def soft_multilabel_loss(scores_SC: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
-    """The divergence of each item's labels, each of which is given or not: a mean over them."""
+    """Return the mean divergence of each item's labels, taken as independent yes-or-no decisions."""
     ours_MC = scores_of_items(scores_SC, batch) / temperature
     theirs_MC = _teacher(batch) / temperature
     given_MC = theirs_MC.sigmoid()
@@ -34,39 +34,39 @@ def soft_multilabel_loss(scores_SC: Tensor, batch: TaskBatch, temperature: float
 
 
 def soft_number_loss(scores_S1: Tensor, batch: TaskBatch, temperature: float) -> Tensor:  # noqa: ARG001
-    """The squared difference of each item's numbers, which no temperature changes."""
+    """Return the squared difference of each item's numbers; the temperature is unused."""
     return (scores_of_items(scores_S1, batch) - _teacher(batch)).square().squeeze(-1)
 
 
 def soft_tag_loss(scores_TC: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
-    """The divergence of each word's tags."""
+    """Return the divergence of each word's tag probabilities."""
     return soft_losses(scores_TC[batch.rows_P], _teacher(batch), temperature)
 
 
 def soft_choice_loss(scores_S1: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
-    """The divergence among each item's options."""
+    """Return the divergence over each item's options."""
     return _losses_of_rows(scores_S1, _teacher(batch)[:, None], layout_of_items(batch), temperature)
 
 
 def soft_span_loss(scores_T2: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
-    """The divergence among the rows of each sequence where an answer begins and ends: the mean of both."""
+    """Return the mean divergence of the start and end probabilities over each sequence's rows."""
     return _losses_of_rows(scores_T2, _teacher(batch), batch.inputs.layout, temperature)
 
 
 def soft_passage_loss(scores_T2: Tensor, batch: TaskBatch, temperature: float) -> Tensor:
-    """As `soft_span_loss`, over the passage's rows and the first row."""
-    # Divided before the mask, whose lowest number would become -inf at a low temperature.
+    """Return `soft_span_loss` over the passage's rows and the first row."""
+    # Divide before masking: at a low temperature the mask's very low number would become -inf.
     ours_T2, theirs_T2 = (in_passages(each / temperature, batch) for each in (scores_T2, _teacher(batch)))
     return _divergences(ours_T2, theirs_T2, batch.inputs.layout) * temperature**2
 
 
 def _losses_of_rows(ours_TC: Tensor, theirs_TC: Tensor, layout: Layout, temperature: float) -> Tensor:
-    """The divergence of softmaxes at a temperature over the rows of each sequence, a mean over C [S]."""
+    """Return the divergence of softmaxes at a temperature over each sequence's rows, a mean over C [S]."""
     return _divergences(ours_TC / temperature, theirs_TC / temperature, layout) * temperature**2
 
 
 def _divergences(ours_TC: Tensor, theirs_TC: Tensor, layout: Layout) -> Tensor:
-    """The divergence of softmaxes over the rows of each sequence, a mean over C [S]."""
+    """Return the divergence of softmaxes over each sequence's rows, a mean over C [S]."""
     ours_TC, theirs_TC = log_softmax_of_rows(ours_TC, layout), log_softmax_of_rows(theirs_TC, layout)
     return sums_of_rows(theirs_TC.exp() * (theirs_TC - ours_TC), layout).mean(-1)
 

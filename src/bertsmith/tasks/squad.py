@@ -1,4 +1,4 @@
-"""Questions about passages: SQuAD 1.1 and 2.0, TriviaQA in SQuAD's form, and a user's own tables of them."""
+"""Questions about passages: SQuAD 1.1 and 2.0, TriviaQA in SQuAD's form, and a user's own tables."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -14,13 +14,13 @@ from bertsmith.tasks.tables import Columns, rows_of
 from bertsmith.tasks.task import Split, Task
 
 Unanswered = Literal["unknown", "impossible"]
-"""What an empty list of answers says: nothing (SQuAD 1.1), or that the passage holds none (SQuAD 2.0)."""
+"""Meaning of an empty list of answers: unknown (SQuAD 1.1), or no answer in the passage (SQuAD 2.0)."""
 _SHAPE = 'SQuAD\'s form is {"data": [{"title": ..., "paragraphs": [{"context": ..., "qas": [...]}]}]}'
 _MEND = "mend it"
 
 
 def squad_reader(unanswered: Unanswered) -> Reader:
-    """A reader of SQuAD's JSON."""
+    """Return a reader of SQuAD's JSON."""
 
     def read(path: Path) -> Iterator[Question | BadLine]:
         for entry, where in _entries(path):
@@ -30,10 +30,10 @@ def squad_reader(unanswered: Unanswered) -> Reader:
 
 
 def question_table_reader(unanswered: Unanswered) -> Reader:
-    """A reader of tables with the columns id, question, passage (or context), answer and start.
+    """Return a reader of tables with the columns id, question, passage (or context), answer and start.
 
-    Only question and passage must be there. An answer without its start is searched for, and the column
-    `answers` of the hub's Parquet files does for answer and start.
+    Only question and passage are required. An answer without a start is searched for. The column `answers` of
+    the hub's Parquet files replaces answer and start.
     """
 
     def read(path: Path) -> Iterator[Question | BadLine]:
@@ -51,7 +51,7 @@ def question_table_reader(unanswered: Unanswered) -> Reader:
 
 
 def _entries(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Every entry of a `qas` list with its passage and title, and where it stands."""
+    """Yield every entry of a `qas` list with its passage and title, and its location."""
     for a, article in enumerate(_list_in(_json_of(path), "data", where=str(path))):
         where = f"{path}: data[{a}]"
         for p, paragraph in enumerate(_list_in(article, "paragraphs", where=where)):
@@ -83,7 +83,7 @@ def _json_of(path: Path) -> Any:
 
 
 def _entry_of_row(values: Mapping[str, Any], index: str) -> dict[str, Any]:
-    """A row in the form of SQuAD's entries; what is missing stays missing."""
+    """Convert a row to the form of SQuAD's entries; missing values stay missing."""
     entry = {key: values[key] for key in ("question", "title", "is_impossible") if key in values}
     entry |= {"id": values.get("id", index), "context": values.get("passage", values.get("context"))}
     if "answers" in values:
@@ -112,7 +112,7 @@ def _question(entry: Mapping[str, Any], *, where: str, unanswered: Unanswered) -
         if not isinstance(entry.get(key), str | int) or not str(entry[key]).strip():
             return BadLine(f"the {name} is missing or empty", where, _MEND)
     passage, golds = str(entry["context"]), entry.get("answers")
-    is_impossible = str(entry.get("is_impossible")).lower() == "true"  # JSON's or a table's
+    is_impossible = str(entry.get("is_impossible")).lower() == "true"  # a boolean in JSON, text in a table
     answers = _answers([] if is_impossible else golds or [], passage)
     if isinstance(answers, str):
         return BadLine(answers, where, _MEND)
@@ -128,7 +128,7 @@ def _question(entry: Mapping[str, Any], *, where: str, unanswered: Unanswered) -
 
 
 def _answers(golds: Any, passage: str) -> tuple[Answer, ...] | str:
-    """The answers with their places in the passage, or what is wrong with one of them."""
+    """Return the answers with their starts in the passage, or the fault of one of them."""
     found: list[Answer] = []
     for gold in golds if isinstance(golds, list) else [golds]:
         text = gold.get("text") if isinstance(gold, dict) else None
@@ -143,17 +143,17 @@ def _answers(golds: Any, passage: str) -> tuple[Answer, ...] | str:
 
 
 def _number(value: Any) -> int | None:
-    """A start as a number, 0 where none is given."""
+    """Return a start as a number: 0 if missing, None if invalid."""
     if value is None or value == "":
         return 0
     try:
-        return max(0, int(value))  # a negative one says that nobody has looked for it
+        return max(0, int(value))  # a negative start means unknown
     except (TypeError, ValueError, OverflowError):
         return None
 
 
 def _nearest(text: str, passage: str, *, start: int) -> int | None:
-    """Where the text stands in the passage, nearest to its supposed start; the earlier of two as near."""
+    """Return the position of the text nearest to its supposed start, on a tie the earlier one."""
     if passage.startswith(text, start):
         return start
     # Not rfind, which is quadratic for some texts: find is linear.
@@ -180,7 +180,7 @@ def _splits(unanswered: Unanswered, version: str) -> dict[str, Split]:
 
 
 def _triviaqa_splits() -> dict[str, Split]:
-    """Converted files have no fixed names: wikipedia-train.json, squad-web-dev.json, ..."""
+    """Return splits by pattern: converted files have various names, such as wikipedia-train.json."""
     read = squad_reader("unknown")
     return {name: Split({f"{name}.json": read, f"*{name}*.json": read}) for name in ("train", "dev", "test")}
 
@@ -216,6 +216,6 @@ TASKS: tuple[Task, ...] = (
         metrics=_METRICS,
         splits=_triviaqa_splits(),
         folders=("triviaqa", "TriviaQA"),
-        settings=_SQUAD,  # the paper trains on it before SQuAD 1.1 and gives no numbers of its own
+        settings=_SQUAD,  # the paper trains on it before SQuAD 1.1 and gives no settings of its own
     ),
 )

@@ -1,6 +1,6 @@
-"""Which examples of one file are held back for development and for a final test.
+"""Stratified splits: choose the examples of one file to hold back for development and for a final test.
 
-A pure function of ids and labels: how a file is sorted does not matter, and neither does the seed of a run.
+A pure function of ids and labels: neither the order of the file nor the seed of a run matters.
 """
 
 from collections import Counter, defaultdict
@@ -11,18 +11,18 @@ from bertsmith.core.seeds import key_of
 from bertsmith.tasks.example_types import Example
 
 MIN_ROWS_TO_SPLIT = 10
-"""A file with fewer rows is trained on as a whole: what could be held back would tell nothing."""
+"""Minimum rows for a split: a smaller file is used for training as a whole."""
 DEV, TEST = "dev", "test-part"
-"""The second is the part of the file that the finished model is tested on."""
+"""Names of the parts; the second is the part of the file that the finished model is tested on."""
 
 
 def held_back(
     examples: Sequence[Example], *, dev_fraction: float, test_fraction: float = 0.0
 ) -> dict[str, str]:
-    """The split of each example that is not trained on, by its id: exact fractions, class by class.
+    """Return the split of each held-back example by its id, in exact fractions, class by class.
 
-    At least one example of each class with two is held back, and never the last one of a class, which would
-    be left unknown to the model.
+    As far as the fraction allows, each class with two or more examples has one held back. The last example
+    of a class never is, so that the model sees every class.
     """
     if len(examples) < MIN_ROWS_TO_SPLIT:
         return {}
@@ -44,9 +44,9 @@ def held_back(
 def held_back_fold(
     examples: Sequence[Example], fold: int, folds: int, *, test_fraction: float = 0.0
 ) -> dict[str, str]:
-    """As `held_back`, with one of several folds for development; each example is in one of them.
+    """Hold back one of several folds for development, like `held_back`; each example is in one fold.
 
-    An example that is the only one of its class is in none: it is always trained on.
+    The only example of a class is in no fold: it is always used for training.
     """
     if len(examples) < max(MIN_ROWS_TO_SPLIT, 2 * folds):
         what = f"{len(examples)} rows are too few for {folds} folds"
@@ -54,7 +54,7 @@ def held_back_fold(
     parts = held_back(examples, dev_fraction=0.0, test_fraction=test_fraction)
     rest = [each for each in examples if each.key not in parts]
     left = Counter(label for each in rest for label in each.label_names)
-    # One count through all classes: folds differ by one example at most, and so do their parts of a class.
+    # One count over all classes: the sizes of folds differ by at most one example, also within a class.
     ordered = [each for of_stratum in _strata(rest, DEV).values() for each in of_stratum]
     for index, example in enumerate(ordered):
         if index % folds == fold and _spare(example, left):
@@ -63,7 +63,7 @@ def held_back_fold(
 
 
 def _strata(examples: Sequence[Example], draw: str) -> dict[str, list[Example]]:
-    """The examples by class, in the order of a hash of their ids; of several labels the rarest counts."""
+    """Return the examples by class, in the order of a hash of their ids; the rarest label counts."""
     counts = Counter(label for each in examples for label in each.label_names)
     strata: defaultdict[str, list[Example]] = defaultdict(list)
     for example in sorted(examples, key=lambda each: (key_of(0, draw, each.key), each.key)):
@@ -72,7 +72,7 @@ def _strata(examples: Sequence[Example], draw: str) -> dict[str, list[Example]]:
 
 
 def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
-    """How many of each class are held back, as near to their fractions as whole numbers come."""
+    """Return the number of examples to hold back in each class, as near to the fraction as possible."""
     whole = sum(sizes.values())
     exact = {name: count * size / whole for name, size in sizes.items()}
     quotas = {name: min(max(int(exact[name]), 1), size - 1) for name, size in sizes.items()}
@@ -88,7 +88,7 @@ def _quotas(sizes: Mapping[str, int], count: int) -> dict[str, int]:
 
 
 def _spare(example: Example, left: Counter[str]) -> bool:
-    """Whether training can do without an example; if so it is counted as gone."""
+    """Return True if training can do without an example, and then count it as held back."""
     if any(left[label] <= 1 for label in example.label_names):
         return False
     left.subtract(example.label_names)

@@ -1,4 +1,4 @@
-"""Writing tables in the format that a file's name says: TSV, CSV, JSON lines, a JSON array or Parquet."""
+"""Write tables in the format of the file name: TSV, CSV, JSON lines, a JSON array or Parquet."""
 
 import csv
 import json
@@ -11,11 +11,11 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
 
 TableRows = Sequence[Mapping[str, Any]]
-"""Cells by the names of their columns: text, numbers, lists of text; what a row does not have is empty."""
+"""Cells by column name: text, numbers, lists of text; missing cells are empty."""
 
 
 def write_table(target: Path, rows: TableRows) -> None:
-    """Write the rows, whole or not at all, in the format of the name's ending, one of `TABLE_WRITERS`."""
+    """Write the rows atomically, in the format of the name's suffix, one of `TABLE_WRITERS`."""
     with atomic_path(target) as temporary:
         TABLE_WRITERS[target.suffix.lower()](temporary, rows)
 
@@ -28,14 +28,14 @@ def _spelled(cell: Any) -> str:
     if cell is None:
         return ""
     if isinstance(cell, float):
-        return f"{cell:.9g}"  # as many digits as a number of fp32 has
+        return f"{cell:.9g}"  # all digits of an fp32 number
     return " ".join(map(_spelled, cell)) if isinstance(cell, list) else str(cell)
 
 
 def _write_tsv(path: Path, rows: TableRows) -> None:
     names = _names(rows)
     cells = [names, *([_spelled(row.get(name)) for name in names] for row in rows)]
-    # Ids, labels and texts are a user's own: what would end a cell or a line becomes a space.
+    # Ids, labels and texts are the user's own: replace characters that would end a cell or a line by spaces.
     lines = ("\t".join(re.sub(r"[\t\r\n]", " ", cell) for cell in row) for row in cells)
     path.write_bytes("".join(f"{line}\n" for line in lines).encode())
 

@@ -1,4 +1,4 @@
-"""How a table is written: what parts its cells, its encoding, its columns where no header names them."""
+"""The format of a table: the delimiter of its cells, its encoding, and its columns if there is no header."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from pathlib import Path
 from bertsmith.core.errors import UserError
 
 DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
-"""What a header may show between its cells, likeliest first, and how it is called."""
+"""Delimiters to look for in a header, most likely first, with their names."""
 _SPELLED = {"tab": "\t", "\\t": "\t"}
 
 log = logging.getLogger("bertsmith")
@@ -19,18 +19,18 @@ log = logging.getLogger("bertsmith")
 
 @dataclass(frozen=True, slots=True)
 class TableFormat:
-    """What a table does not say of itself."""
+    """Properties of a table that the file itself does not state."""
 
     delimiter: str = ""
-    """What parts the cells; nothing: a tab, or in a .csv what its header shows."""
+    """Delimiter of the cells; empty: a tab, or for a .csv the one found in its header."""
     encoding: str = ""
-    """A name that Python knows; nothing: UTF-8."""
+    """Encoding, as Python names it; empty: UTF-8."""
     columns: tuple[str, ...] = ()
-    """The names of the columns, where no header tells them."""
+    """Names of the columns, for a file without a header."""
 
     @classmethod
     def parse(cls, *, delimiter: str = "", encoding: str = "", columns: str = "") -> "TableFormat":
-        """The format in the words of the command line: a character or `tab`, names with commas between."""
+        """Parse the options of the command line: a character or `tab`, column names with commas between."""
         mark = _SPELLED.get(delimiter, delimiter)
         if len(mark) > 1 or mark in ('"', "\n", "\r"):
             remedy = "give one character, such as ';', or tab"
@@ -48,9 +48,9 @@ class TableFormat:
 
 
 def header_delimiter(path: Path, line: str, needed: Sequence[str], *, headless: Sequence[str]) -> str:
-    """What parts the cells of a first line: what gives the needed columns, or as many as are named.
+    """Detect the delimiter in a first line: it must yield the needed columns, or as many as `headless`.
 
-    Whatever is not a comma is reported.
+    A delimiter other than a comma is reported.
     """
     parsed = {mark: next(csv.reader([line], delimiter=mark), []) for mark in DELIMITERS}
     cells = {mark: [cell.strip() for cell in row] for mark, row in parsed.items()}
@@ -60,7 +60,7 @@ def header_delimiter(path: Path, line: str, needed: Sequence[str], *, headless: 
         fitting = [mark for mark, names in cells.items() if len(names) > 1]
     if not fitting and headless:
         fitting = [mark for mark, values in cells.items() if len(values) == len(headless)]
-    if not fitting and not headless:  # a column that is missing is best told beside those that are there
+    if not fitting and not headless:  # the error about a missing column should list the others
         fitting = [max(cells, key=lambda mark: (len(set(needed) & set(cells[mark])), len(cells[mark])))]
     if not fitting or fitting[0] == ",":
         return ","

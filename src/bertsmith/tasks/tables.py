@@ -1,12 +1,12 @@
-"""Rows of a table, whatever its format: TSV, CSV, JSONL or Parquet; a row that cannot be taken is a BadLine.
+"""Read the rows of a table in TSV, CSV, JSONL or Parquet; an unusable row becomes a BadLine.
 
-- tsv (and any other name): tabs part the cells and a quote is a character, as in GLUE
-- csv, and what has a given delimiter: RFC 4180, so a quoted cell may hold commas, quotes and line ends; a
-  header may show semicolons, tabs or bars in place of the commas
-- jsonl, json: one JSON object a line, or one array of objects
-- parquet: a row a row
+- tsv (and any other name): cells are separated by tabs, and a quote is a character, as in GLUE
+- csv, or any table with a given delimiter: RFC 4180, so a quoted cell may have commas, quotes and line ends;
+  the header may have semicolons, tabs or bars instead of commas
+- jsonl, json: one JSON object per line, or one array of objects
+- parquet: each row is a row
 
-All but parquet may be packed with gzip, bzip2, xz or Zstandard.
+All but parquet may be compressed with gzip, bzip2, xz or Zstandard.
 """
 
 import csv
@@ -34,13 +34,13 @@ from bertsmith.tasks.table_format import DELIMITERS, TableFormat, header_delimit
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_MAX_CELL = 1 << 24  # Python's csv refuses cells above 128 KiB otherwise, and documents are longer
+_MAX_CELL = 1 << 24  # by default Python's csv rejects cells above 128 KiB, and documents are longer
 _MAX_LINE = 1 << 25
 _MAX_RECORD_LINES = 100_000
 _SHOWN_COLUMNS = 20
 _SHOWN_CHARACTERS = 60
 _ROWS_AT_ONCE = 4096
-_TORN = re.compile(r"[\udc80-\udcff]")  # as Python decodes single bytes (PEP 383)
+_TORN = re.compile(r"[\udc80-\udcff]")  # single bytes as decoded by Python (PEP 383)
 NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv), or name its --encoding"
 
 
@@ -54,11 +54,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a table must have."""
+    """Requirements for the columns of a table."""
 
     needed: tuple[str, ...] = ()
     headless: tuple[str, ...] = ()
-    """The names of the columns where the first line does not name them; a table may then have no header."""
+    """Names of the columns if the first line does not name them; the table may then have no header."""
 
 
 ANY_COLUMNS, USUAL_FORMAT = Columns(), TableFormat()
@@ -67,7 +67,7 @@ ANY_COLUMNS, USUAL_FORMAT = Columns(), TableFormat()
 def rows_of(
     path: Path, columns: Columns = ANY_COLUMNS, form: TableFormat = USUAL_FORMAT
 ) -> Iterator[Row | BadLine]:
-    """The rows of a table in order."""
+    """Return the rows of a table in order."""
     suffix = bare_suffix(path)
     if suffix in _SELF_DESCRIBED:
         if form.delimiter or form.columns:
@@ -82,7 +82,7 @@ def rows_of(
 
 
 def column_names(path: Path, form: TableFormat = USUAL_FORMAT) -> tuple[str, ...]:
-    """The columns that a table has, by its first row; none where it has no row."""
+    """Return the columns of a table, from its first row; empty if it has no rows."""
     if form.columns:
         return form.columns
     first = next((row for row in rows_of(path, form=form) if isinstance(row, Row)), None)
@@ -90,7 +90,7 @@ def column_names(path: Path, form: TableFormat = USUAL_FORMAT) -> tuple[str, ...
 
 
 def bare_suffix(path: Path) -> str:
-    """The suffix that tells the format: .csv for train.csv and for train.csv.gz."""
+    """Return the suffix of the format: .csv for train.csv and for train.csv.gz."""
     packed = path.suffix.lower() in COMPRESSED_SUFFIXES
     return (path.with_suffix("") if packed else path).suffix.lower()
 
@@ -114,9 +114,9 @@ def _tab_separated(path: Path, columns: Columns, form: TableFormat) -> Iterator[
 
 
 def _lines_of_records(path: Path, form: TableFormat, *, begun: Callable[[], int]) -> Iterator[str]:
-    """The lines of a table; stops at a record, begun after so many of them, that has too many."""
+    """Yield the lines of a table; raise at a record with too many lines, given the lines before it."""
     for number, line in numbered_lines(path, form.encoding):
-        if number - begun() > _MAX_RECORD_LINES:  # millions of them fit into the largest cell
+        if number - begun() > _MAX_RECORD_LINES:  # the largest cell has room for millions
             what, where = f"is a cell of more than {_MAX_RECORD_LINES:,} lines", f"{path}:{begun() + 1}"
             raise UserError(what, where=where, remedy="close its quotes, or split its text")
         yield line.decode("utf-8", errors="surrogateescape")
@@ -124,8 +124,8 @@ def _lines_of_records(path: Path, form: TableFormat, *, begun: Callable[[], int]
 
 def _quoted(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     csv.field_size_limit(_MAX_CELL)
-    # Bytes that are not UTF-8 become lone surrogates: none of them looks like a comma, a quote or a line end,
-    # so the records around them can still be told apart.
+    # Bytes that are not UTF-8 become lone surrogates, which never look like a comma, a quote or a line end.
+    # So the records around them can still be separated.
     begun = 0
     lines = _lines_of_records(path, form, begun=lambda: begun)
     first = next(lines, "")
@@ -134,7 +134,7 @@ def _quoted(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | B
     names: tuple[str, ...] = ()
     while True:
         begun = reader.line_num
-        where = f"{path}:{begun + 1}"  # where the record begins; a cell may hold line ends
+        where = f"{path}:{begun + 1}"  # start of the record; a cell may contain line ends
         try:
             cells = next(reader, None)
         except csv.Error as error:
@@ -169,7 +169,7 @@ def _json(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | Bad
 
 
 def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str, Any] | BadLine]]:
-    """Each object of a file with where it stands, whether it is a line or an item of one array."""
+    """Yield each object of a file with its location: a line, or an item of one array."""
     filled = ((number, line) for number, line in numbered_lines(path, form.encoding) if line.strip())
     start = next(filled, None)
     if start is None:
@@ -189,7 +189,7 @@ def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str
                 is_object = isinstance(item, dict)
                 yield where, item if is_object else BadLine("is not a JSON object", where, "write objects")
             return
-        lines = held  # lines of which the first happens to be an array
+        lines = held  # JSON lines that happen to begin with an array
     for number, line in lines:
         where = f"{path}:{number}"
         yield where, _json_object(line, where)
@@ -218,7 +218,7 @@ def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | 
 
 
 def numbered_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, bytes]]:
-    """The lines in UTF-8 with their numbers; a mark at the very start is left out."""
+    """Yield the lines in UTF-8 with their numbers, without a byte order mark."""
     if encoding:
         yield from _recoded_lines(path, encoding)
         return
@@ -246,14 +246,14 @@ def _recoded_lines(path: Path, encoding: str) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_line(line: str | bytes, where: str) -> None:
-    """Stop at a line without an end: a small packed file can hold gigabytes of one."""
+    """Raise at a very long line: a small compressed file can contain gigabytes without a line end."""
     if len(line) >= _MAX_LINE:
         what = f"is a line of {_MAX_LINE >> 20} MiB or more"
         raise UserError(what, where=where, remedy="split its texts, or check that it is a table")
 
 
 def is_torn(cells: Sequence[str]) -> bool:
-    """Whether there are bytes that are not UTF-8, read as lone surrogates."""
+    """True if a cell has bytes that are not UTF-8, read as lone surrogates."""
     return any(not cell.isascii() and _TORN.search(cell) for cell in cells)
 
 
@@ -276,7 +276,7 @@ def _json_object(line: bytes, where: str) -> dict[str, Any] | BadLine:
 
 
 def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[str, ...], bool]:
-    """The names of the columns, and whether the first line told them."""
+    """Return the names of the columns, and True if the first line is a header."""
     if is_torn(cells):
         raise UserError(NOT_UTF8, where=where, remedy=CONVERT)
     names = tuple(cell.strip() for cell in cells)
@@ -299,7 +299,7 @@ def _refuse_missing(names: Sequence[str], needed: Sequence[str], where: str, *, 
 
 
 def _other_delimiter(names: Sequence[str]) -> str:
-    """What seems to part the cells of a header that has one column only."""
+    """Return advice about the delimiter that a header with a single column seems to have."""
     found = [mark for mark in DELIMITERS if len(names) == 1 and mark in names[0]]
     if not found:
         return ""
@@ -318,7 +318,7 @@ def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLin
 
 
 def _listed(names: Sequence[str] | Mapping[str, Any]) -> str:
-    """The names for an error, as many as can be read."""
+    """Return the names for an error message, as many as are readable."""
     shown = ", ".join(repr(name[:_SHOWN_CHARACTERS]) for name in islice(names, _SHOWN_COLUMNS))
     more = len(names) - _SHOWN_COLUMNS
     return f"{shown} and {more} more" if more > 0 else shown
@@ -340,36 +340,36 @@ _MEND, _FILL = "mend the line", "fill or remove the line"
 
 @dataclass(frozen=True, slots=True)
 class LabelColumn:
-    """Where the label stands and how it is read."""
+    """The column of the label, and the rule for reading it."""
 
     name: str
     rule: LabelRule
     wanted: Literal["always", "if given"] = "always"
-    """if given: as in test sets, a file without the column or a row without a label is taken."""
+    """if given: as in test sets, a missing column or a row without a label is accepted."""
     unlabelled: tuple[str, ...] = ("",)
-    """What stands in the place of a label that is kept secret."""
+    """Cells that mean a withheld label."""
     undecided: tuple[str, ...] = ()
-    """What stands there if the annotators disagreed."""
+    """Cells that mean that the annotators disagreed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextColumns:
-    """Which columns of a table make a text example."""
+    """The columns of a table that make a text example."""
 
     texts: tuple[str] | tuple[str, str]
     label: LabelColumn
     key: str = ""
-    """The column of the ids; where there is none, an example's id is its place, counted from 0."""
+    """Column of the ids; without one, an example's id is its row number from 0."""
     keyed: Literal["always", "if given"] = "if given"
-    """Whether a file without the column of the ids is rejected."""
+    """always: reject a file without the column of the ids."""
     headless: tuple[str, ...] = ()
-    """The names of the columns where a file has no header."""
+    """Names of the columns in a file without a header."""
     part: tuple[str, str] | None = None
-    """Column and value of the rows that belong to the split, where one file holds all splits."""
+    """Column and value of the rows that belong to the split, if one file has all splits."""
 
 
 def text_reader(columns: TextColumns, form: TableFormat = USUAL_FORMAT) -> Reader:
-    """A reader of text examples from a table."""
+    """Return a reader of text examples from a table."""
     label = (columns.label.name,) if columns.label.wanted == "always" else ()
     part = columns.part[:1] if columns.part else ()
     key = (columns.key,) if columns.keyed == "always" else ()
@@ -386,7 +386,7 @@ def text_reader(columns: TextColumns, form: TableFormat = USUAL_FORMAT) -> Reade
 
 
 def every_tenth(reader: Reader) -> Reader:
-    """A reader of every tenth line only: the development set of a file that comes without one."""
+    """Return a reader of every tenth line only, a development set for files without one."""
 
     def read(path: Path) -> Iterator[Example | BadLine]:
         return islice(reader(path), 9, None, 10)
@@ -395,7 +395,7 @@ def every_tenth(reader: Reader) -> Reader:
 
 
 def all_but_every_tenth(reader: Reader) -> Reader:
-    """A reader of what `every_tenth` leaves."""
+    """Return a reader of the lines that `every_tenth` omits."""
 
     def read(path: Path) -> Iterator[Example | BadLine]:
         return (example for place, example in enumerate(reader(path)) if place % 10 != 9)
@@ -417,7 +417,7 @@ def _example(row: Row, columns: TextColumns, place: int) -> TextExample | BadLin
 
 def _text(row: Row, column: str) -> str:
     cell = row.values[column]
-    return cell if isinstance(cell, str) else cell_text(cell)  # a text keeps the spaces around it
+    return cell if isinstance(cell, str) else cell_text(cell)  # a text keeps its surrounding spaces
 
 
 def _labelled(example: TextExample, row: Row, column: LabelColumn) -> TextExample | BadLabel:

@@ -1,8 +1,8 @@
 """Spans written as tags of words: IOB1, IOB2 and BIOES, read as conlleval reads them.
 
-`B-PER` begins a span of type PER, `I-` goes on, `E-` ends it, `S-` is a span of one word. In IOB1 (the files
-of CoNLL-2003) `B-` stands only where a span follows another of its type; in IOB2 it begins every span. A bare
-letter of the scheme belongs to a span without a type; every other tag (O, NOUN) to none.
+`B-PER` begins a span of type PER, `I-` continues it, `E-` ends it, `S-` is a span of one word. In IOB1 (the
+files of CoNLL-2003) `B-` occurs only if a span follows another of its type; in IOB2 it begins every span. A
+bare letter of the scheme belongs to a span without a type; any other tag (O, NOUN) is outside of spans.
 """
 
 from collections import Counter
@@ -22,13 +22,13 @@ LETTERS: dict[Scheme, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class TagSpan:
-    """Some neighbouring words and what they are together."""
+    """Consecutive words that form a span, with its type."""
 
     type: str
-    """Empty where tags are bare letters."""
+    """Type of the span; empty if tags are bare letters."""
     first: int
     end: int
-    """Past the last word."""
+    """Index after the last word."""
 
 
 class _Part(NamedTuple):
@@ -37,11 +37,11 @@ class _Part(NamedTuple):
 
 
 def spans_of(tags: Sequence[str], scheme: Scheme) -> list[TagSpan]:
-    """The spans in order; an ill-formed I- or E- that nothing leads to begins a span, as in conlleval."""
+    """Return the spans in order; an ill-formed I- or E- after no span begins one, as in conlleval."""
     parts = [_part(tag, scheme) for tag in tags]
     spans, first = [], 0
     for index, (before, after) in enumerate(pairwise([None, *parts, None])):
-        # Two neighbours belong to one span if the first leaves it open and the second goes on with its type.
+        # Neighbours belong to one span if the first leaves it open and the second continues its type.
         if (
             before is not None
             and after is not None
@@ -57,12 +57,12 @@ def spans_of(tags: Sequence[str], scheme: Scheme) -> list[TagSpan]:
 
 
 def scheme_of(tag_sequences: Iterable[Sequence[str]]) -> Scheme:
-    """The scheme that most spans are written in; iob2 where nothing tells."""
+    """Return the scheme of most spans, or iob2 if it cannot be determined."""
     beginnings: Counter[str] = Counter()
     for tags in tag_sequences:
         parts = [_part(tag, "bioes") for tag in tags]
         for before, after in pairwise([None, *parts]):
-            # Between spans of one type both IOB1 and IOB2 write B-: they differ only where the type changes.
+            # Between spans of one type, IOB1 and IOB2 both write B-: they differ only where the type changes.
             if after is not None and (after.letter in "ES" or before is None or before.type != after.type):
                 beginnings[after.letter] += 1
     if beginnings["E"] or beginnings["S"]:
@@ -72,13 +72,13 @@ def scheme_of(tag_sequences: Iterable[Sequence[str]]) -> Scheme:
 
 def _part(tag: str, scheme: Scheme) -> _Part | None:
     letter, dash, kind = tag.partition("-")
-    known = LETTERS["bioes"] if dash else LETTERS[scheme]  # conlleval reads E- and S- in any file
+    known = LETTERS["bioes"] if dash else LETTERS[scheme]  # conlleval accepts E- and S- in any file
     return _Part(letter, kind) if letter in known else None
 
 
 @dataclass(frozen=True, slots=True)
 class TypeScores:
-    """How the spans of one type are found; a share of nothing is 0.0."""
+    """Scores of the spans of one type; a fraction of nothing is 0.0."""
 
     precision: float
     recall: float
@@ -90,19 +90,19 @@ class TypeScores:
 
 @dataclass(frozen=True, slots=True)
 class SpanScores:
-    """How spans are found, all types together and each by itself."""
+    """Scores of spans, for all types together and for each type."""
 
     precision: float
     recall: float
     f1: float
     by_type: Mapping[str, TypeScores]
-    """Every type that is there or predicted, in the order of the alphabet."""
+    """Scores of every type that occurs or is predicted, in alphabetical order."""
 
 
 def span_scores(
     labels: Sequence[Sequence[str]], predictions: Sequence[Sequence[str]], scheme: Scheme
 ) -> SpanScores:
-    """Precision, recall and F1 of exact spans over all sentences, as conlleval and seqeval count them."""
+    """Return precision, recall and F1 of exact spans over all sentences, as conlleval and seqeval count."""
     right, label_counts, predicted_counts = Counter[str](), Counter[str](), Counter[str]()
     for number, (right_tags, predicted_tags) in enumerate(zip(labels, predictions, strict=True)):
         if len(right_tags) != len(predicted_tags):

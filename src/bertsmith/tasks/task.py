@@ -1,4 +1,4 @@
-"""What a task is, and from its data folder or file to the examples of a split."""
+"""Tasks, and reading the examples of a split from a data folder or file."""
 
 import re
 from collections import Counter
@@ -25,39 +25,39 @@ from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One part of a data set: the names its file may have, and how each of these files is read."""
+    """One part of a data set: possible names of its file, each with a reader."""
 
     files: Mapping[str, Reader]
-    """File name (a glob is allowed) -> reader, likeliest first."""
+    """File name (or glob) -> reader, most likely first."""
     may_be_empty: bool = False
-    """A part of another split's file, which may be too small to be parted: there is no such split then."""
+    """True for a part of another split's file that is missing if the file is too small to divide."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task of the papers, or a user's own."""
+    """A task from the papers, or a user's own."""
 
     name: str
-    """As on the command line: sst2."""
+    """Name on the command line: sst2."""
     title: str
-    """As in the tables: SST-2."""
+    """Title in tables: SST-2."""
     kind: AnyKind
     metrics: tuple[str, ...]
     """Names of the kind's metrics; the first one decides."""
     splits: Mapping[str, Split]
-    """train, dev, test, and further ones such as dev-mismatched."""
+    """Splits by name: train, dev, test, and further ones such as dev-mismatched."""
     labels: tuple[str, ...] = ()
-    """The classes or tags in the published order; empty where the training file names them."""
+    """Classes or tags in the published order; empty if the training file defines them."""
     folders: tuple[str, ...] = ()
-    """What its folder is called in common collections, such as SST-2."""
+    """Names of its folder in common collections, such as SST-2."""
     settings: Mapping[str, object] = field(default_factory=dict)
     """Dotted keys of the fine-tuning recipe that differ from the defaults, with their published values."""
     custom: Mapping[str, str | float] = field(default_factory=dict)
-    """A user's own table: which columns are what."""
+    """Columns of a user's own table (the fields of `custom.CustomSpec`)."""
     own: bool = False
-    """True for a user's own data: no settings are published, and simple models are fitted to compare with."""
+    """True for a user's own data: no settings are published, and simple models are fitted for comparison."""
     form: TableFormat = TableFormat()
-    """How that table is written; it is no part of what the model must know later."""
+    """Format of the user's own table; not stored with the model."""
 
     @property
     def deciding_metric(self) -> Metric:
@@ -74,13 +74,13 @@ _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class ReadSplit:
-    """The examples of a split, and what was left out."""
+    """The examples of a split, and the skipped ones."""
 
     examples: tuple[Example, ...]
     skipped: tuple[BadLine, ...]
-    """Lines that could not be taken, and examples whose annotators disagreed."""
+    """Lines that could not be read, and examples whose annotators disagreed."""
     path: Path
-    """The file; the folder where several files make the split."""
+    """The file, or the folder if several files make the split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class _Source:
 
 
 def has_split(task: Task, data: Path, split: str) -> bool:
-    """Whether the data hold this split of the task."""
+    """True if the data contain this split of the task."""
     source = _source(task, data, split) if split in task.splits else None
     if source is None or not task.splits[split].may_be_empty:
         return source is not None
@@ -98,14 +98,14 @@ def has_split(task: Task, data: Path, split: str) -> bool:
 
 
 def read_split(task: Task, data: Path, split: str, *, skip_bad: bool) -> ReadSplit:
-    """The examples of a split; a line that cannot be taken ends it, unless bad lines are to be skipped."""
+    """Read the examples of a split; raise at a bad line, unless bad lines are to be skipped."""
     source = _found_source(task, data, split)
     read = _sorted_out(_checked(task, source), source, skip_bad=skip_bad)
     return _filled(read, task, split)
 
 
 def read_for_prediction(task: Task, data: Path, split: str, *, skip_bad: bool) -> ReadSplit:
-    """As `read_split`, for predictions: a label that cannot be taken, or is not known, is no matter."""
+    """Read the examples of a split for predictions, ignoring bad and unknown labels."""
     source = _found_source(task, data, split)
     taken = (each.example if isinstance(each, BadLabel) else each for each in _checked(task, source))
     return _filled(_sorted_out(taken, source, skip_bad=skip_bad), task, split)
@@ -140,7 +140,7 @@ def _filled(read: ReadSplit, task: Task, split: str) -> ReadSplit:
 
 
 def labels_of(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
-    """The classes or tags in order: the published ones, or else those of the examples, sorted."""
+    """Return the classes or tags in order: the published ones, or else those of the examples, sorted."""
     if task.labels or not task.kind.min_labels:
         return task.labels
     counts = Counter(label for example in examples for label in example.label_names)
@@ -175,9 +175,9 @@ def _source(task: Task, data: Path, split: str) -> _Source | None:
 
 
 def _file_source(task: Task, file: Path, split: str) -> _Source | None:
-    """The reader for a file of any name: by its name, else by its format, else as another split's.
+    """Find the reader for a file of any name: by its name, else by its format, else as another split's.
 
-    Texts are read from any table that has the columns of the likeliest file.
+    For kinds `from_tables`, any table with the columns of the most likely file is accepted.
     """
     own = task.splits[split].files
     others = {name: reader for each in task.splits.values() for name, reader in each.files.items()}
@@ -189,12 +189,12 @@ def _file_source(task: Task, file: Path, split: str) -> _Source | None:
 
 
 def has_name(file: Path, pattern: str) -> bool:
-    """Whether a file, packed or not, has a name of this pattern."""
+    """True if a file, compressed or not, has a name of this pattern."""
     return any(fnmatch(file.name, Path(pattern).name + suffix) for suffix in ("", *COMPRESSED_SUFFIXES))
 
 
 def names_file(task: Task, split: str, file: Path) -> bool:
-    """Whether a file has one of the names of a split."""
+    """True if a file has one of the names of a split."""
     return any(has_name(file, pattern) for pattern in task.splits[split].files)
 
 
@@ -224,8 +224,7 @@ def _not_found(task: Task, data: Path, split: str) -> UserError:
 
 
 def _checked(task: Task, source: _Source) -> Iterator[Example | BadLine]:
-    """The examples, with a BadLine in place of one that no tokenizer can read, whose id came before or whose
-    label is unknown."""
+    """Yield examples, or a BadLine for one with an unreadable text, a repeated id or an unknown label."""
     seen: dict[str, str] = {}
     known = set(task.labels)
     for path in source.paths:

@@ -1,4 +1,4 @@
-"""task.json: what a fine-tuned model folder must say of itself to be used as it was trained."""
+"""task.json: the properties of a fine-tuned model folder that are needed to use it as it was trained."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -26,36 +26,36 @@ def _name(kind: AnyKind) -> str:
 
 
 class TaskConfig(Section):
-    """What a folder's head predicts, and how its scores become predictions."""
+    """The outputs of a folder's head, and the conversion of its scores to predictions."""
 
     format: Literal[1] = 1
     task: str
-    """The task's name; "custom" for a user's own."""
+    """Name of the task; "custom" for a user's own."""
     kind: Annotated[AnyKind, PlainValidator(_kind), PlainSerializer(_name, return_type=str)]
     metrics: tuple[str, ...]
-    """The first one decides."""
+    """Metrics of the task; the first one decides."""
     labels: tuple[str, ...] = ()
     """Classes or tags, in the order of the outputs."""
     pairs: bool = False
-    """Whether the texts are pairs."""
+    """True if the texts are pairs."""
     text: TextSection = TextSection()
     head: HeadSection = HeadSection()
     features: FeaturesSection = FeaturesSection()
-    """Of head.encoder = frozen-features."""
+    """Settings of head.encoder = frozen-features."""
     answers: AnswersSection = AnswersSection()
     custom: dict[str, str | float] = {}
-    """A user's own table: which columns are what (the fields of tasks.custom.CustomSpec)."""
+    """Columns of a user's own table (the fields of tasks.custom.CustomSpec)."""
     null_rule: str = NULL_RULE
-    """The sign convention of answers.null_threshold, for whoever reads the file."""
+    """The sign convention of answers.null_threshold, for readers of the file."""
 
     @property
     def head_name(self) -> str:
-        """The network's head that answers."""
+        """Name of the network's head for this task."""
         return self.kind.head.name
 
     @property
     def outputs(self) -> int:
-        """How many numbers the head gives for a sequence or token."""
+        """Number of outputs of the head per sequence or token."""
         return self.kind.head.outputs(self.labels)
 
     @property
@@ -70,7 +70,7 @@ def write_task_config(file: Path, config: TaskConfig) -> None:
 
 
 def read_task_config(file: Path) -> TaskConfig:
-    """The task.json of a model folder that was fine-tuned here."""
+    """Read the task.json of a model folder that was fine-tuned here."""
     try:
         config = TaskConfig.model_validate(read_json(file, remedy="fine-tune again"))
     except ValidationError as error:
@@ -83,7 +83,7 @@ def read_task_config(file: Path) -> TaskConfig:
 
 
 def check_label_thresholds(config: TaskConfig, *, where: str) -> None:
-    """Raise where the thresholds do not fit the labels: they are needed only after hours of training."""
+    """Raise if the thresholds do not fit the labels: they are needed only after hours of training."""
     thresholds, count = config.answers.label_thresholds, config.kind.threshold_count(config.labels)
     if thresholds == "off":
         return

@@ -1,4 +1,4 @@
-"""The recipe of a fine-tuning run: the defaults, the task's published settings, and what the user sets."""
+"""The recipe of a fine-tuning run: the defaults, the task's published settings, and the user's settings."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,16 @@ from bertsmith.recipe.validation_errors import user_error
 from bertsmith.tasks.task import Task
 
 RATE_OF_FRESH_WEIGHTS = 1e-3
-"""Adam's usual rate, for what learns alone on a frozen encoder; the paper does not say its own."""
+"""Adam's usual learning rate, for new weights on a frozen encoder; the paper does not give its own."""
 FROZEN = ("frozen-features", "frozen-linear")
 
 
 def finetuning_recipe(
     task: Task, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
 ) -> FinetuningRecipe:
-    """The recipe for a task, with `key=value` overrides on top of its published settings.
+    """Return the recipe for a task, with `key=value` overrides on top of its published settings.
 
-    An option is the name of what the user gave, to be blamed, and the `key=value` that it is short for.
+    Each option is a pair: the user's option, for error messages, and the `key=value` it stands for.
     """
     return finetuning_recipe_with_origins(task, overrides, options=options).recipe
 
@@ -28,7 +28,7 @@ def finetuning_recipe(
 def finetuning_recipe_with_origins(
     task: Task, overrides: Sequence[str] = (), *, options: Sequence[tuple[str, str]] = ()
 ) -> LoadedRecipe[FinetuningRecipe]:
-    """The recipe together with the origin of every value that is not a default."""
+    """Return the recipe together with the origin of every value that is not a default."""
     published = [f"{key}={value_text(value)}" for key, value in task.settings.items()]
     values: Tree = {"task": task.name}
     origins: dict[str, str] = {}
@@ -44,7 +44,7 @@ def finetuning_recipe_with_origins(
         origins |= dict.fromkeys(leaves(layer.values), origin)
     asked = any(origins.get(key, of_task) != of_task for key in ("optim", "optim.peak_lr"))
     if leaves(values).get("head.encoder") in FROZEN and not asked:
-        # What is published of a task is a rate of fine-tuning, at which fresh weights learn next to nothing.
+        # A task's published rate is for fine-tuning; at this rate new weights learn next to nothing.
         merge(values, {"optim": {"peak_lr": RATE_OF_FRESH_WEIGHTS}})
         origins["optim.peak_lr"] = "head.encoder"
     try:

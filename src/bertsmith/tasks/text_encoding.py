@@ -1,7 +1,7 @@
-"""Texts as sequences of tokens: pieces, what is shown of long texts, and the special tokens around it.
+"""Encode texts as sequences of tokens: pieces, the shown part of long texts, and special tokens.
 
-What is too long is cut, shown at both ends, or shown in overlapping windows (and `best_context` says which
-window shows a token best).
+Texts that are too long are cut, shown at both ends, or shown in overlapping windows (`best_context` finds the
+window with most context for a token).
 Shapes: X pieces, N or U texts, W windows, S sequences of K texts each (1 or 2), M examples, T tokens.
 """
 
@@ -25,17 +25,17 @@ Numbers = NDArray[np.int64]
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 FRONT_PART = 4
-"""Sun et al. 2019 (How to Fine-Tune BERT for Text Classification): of 510 tokens 128 from the front."""
+"""Front part: 1/4. Sun et al. 2019 (How to Fine-Tune BERT for Text Classification): 128 of 510 tokens."""
 WORTH_A_TABLE = 1000
-"""Fewer texts are encoded before the fast encoder is made."""
+"""Minimum number of texts for which building the fast encoder pays off."""
 TEXTS_AT_ONCE = 1 << 14
 SEQUENCES_AT_ONCE = 1 << 13
-"""Laid out together; bounds the memory that the wide numbers in between take."""
+"""Sequences laid out together; bounds the memory of the 64-bit intermediate arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """The pieces of many texts; texts that are equal share them."""
+    """The pieces of many texts; equal texts share them."""
 
     ids_X: NDArray[np.int32]
     starts_N: Numbers
@@ -44,7 +44,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """What each sequence shows of its texts: of each a stretch of pieces, and a second one after it."""
+    """The shown parts of each sequence's texts: for each, a stretch of pieces and a second one."""
 
     starts_SK2: Numbers
     lengths_SK2: Numbers
@@ -60,7 +60,7 @@ class Laid:
 
 
 def pieces_of(texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
-    """The pieces of texts, without special tokens; each distinct text is encoded once."""
+    """Return the pieces of texts, without special tokens; each distinct text is encoded once."""
     numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
     distinct = list(numbers)
     if len(distinct) < WORTH_A_TABLE:
@@ -80,19 +80,19 @@ def pieces_of(texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
 
 
 def joined_pieces(pieces: Sequence[NDArray[np.int32]]) -> Pieces:
-    """The pieces of texts that were encoded one by one."""
+    """Join the pieces of texts that were encoded one by one."""
     lengths_N = np.array([len(each) for each in pieces], np.int64)
     return Pieces(np.concatenate(pieces), np.cumsum(lengths_N) - lengths_N, lengths_N)
 
 
 def unbroken(starts_SK: Numbers, lengths_SK: Numbers) -> Stretches:
-    """One stretch of each text."""
+    """Return one stretch of each text."""
     nothing_SK = np.zeros_like(starts_SK)
     return Stretches(np.stack([starts_SK, nothing_SK], -1), np.stack([lengths_SK, nothing_SK], -1))
 
 
 def lay_sequences(ids_X: NDArray[np.int32], stretches: Stretches, template: Template) -> Laid:
-    """The sequences with their special tokens and segments."""
+    """Return the sequences with their special tokens and segments."""
     from bertsmith.data.collate import lay_out  # torch, which `inspect`, `tasks` and `recipe` do without
 
     tokens, segments = [np.empty(0, np.int32)], [np.empty(0, np.uint8)]
@@ -103,7 +103,7 @@ def lay_sequences(ids_X: NDArray[np.int32], stretches: Stretches, template: Temp
         texts_X = ids_X[ranges(starts_SK2.ravel(), lengths_SK2.ravel())]
         lengths_SK = lengths_SK2.sum(-1)
         sequences, texts = lengths_SK.shape
-        # The pieces are already taken, so the spans need lengths only; where they begin says nothing.
+        # The pieces are already gathered, so only the lengths of spans are used, not their starts.
         spans = Spans(np.full(sequences, texts), np.zeros(lengths_SK.size, np.int64), lengths_SK.ravel())
         rows = lay_out(texts_X.astype(np.int64), spans, template)
         tokens.append(rows.tokens_T.astype(np.int32))
@@ -122,13 +122,13 @@ class Windows:
 
     texts_W: Numbers
     firsts_W: Numbers
-    """The first token of each window, counted from the beginning of its text."""
+    """First token of each window, counted from the beginning of its text."""
     lengths_W: Numbers
 
 
 def cut_windows(lengths_U: Numbers, rooms_U: Numbers, *, step: int) -> Windows:
-    """Windows of at most `rooms_U` tokens that begin every `step` tokens until the end; at least one."""
-    steps_U = np.minimum(step, rooms_U)  # a larger step would jump over tokens
+    """Cut windows of at most `rooms_U` tokens that begin every `step` tokens until the end; at least one."""
+    steps_U = np.minimum(step, rooms_U)  # a larger step would skip tokens
     counts_U = 1 + np.maximum(0, -(-(lengths_U - rooms_U) // steps_U))
     texts_W = np.repeat(np.arange(len(lengths_U)), counts_U)
     firsts_W = ranges(np.zeros_like(counts_U), counts_U) * steps_U[texts_W]
@@ -136,26 +136,26 @@ def cut_windows(lengths_U: Numbers, rooms_U: Numbers, *, step: int) -> Windows:
 
 
 def best_context(windows: Windows, lengths_U: Numbers) -> NDArray[np.bool_]:
-    """For each token of each window whether it has its most context there; on a tie the first has it."""
+    """Return True for each token of a window that has its most context there; the first wins a tie."""
     lengths_X = np.repeat(windows.lengths_W, windows.lengths_W)
     left_X = ranges(np.zeros_like(windows.lengths_W), windows.lengths_W)
     scores_X = LENGTH_WEIGHT * np.minimum(left_X, lengths_X - 1 - left_X) + lengths_X
-    # The same token in several windows has one number here: its index in all texts laid end to end.
+    # A token has the same number in all windows: its index in all texts laid end to end.
     begins_U = np.cumsum(lengths_U) - lengths_U
     tokens_X = ranges(begins_U[windows.texts_W] + windows.firsts_W, windows.lengths_W)
     most = np.zeros(int(lengths_U.sum()), np.int64)
     np.maximum.at(most, tokens_X, scores_X)
-    # Several windows may reach the most; windows are in order, so the smallest row is the first of them.
+    # Several windows may have the maximum; windows are in order, so the smallest row is in the first of them.
     rivals = np.flatnonzero(scores_X == most[tokens_X])
     winner = np.full(len(most), len(tokens_X))
     np.minimum.at(winner, tokens_X[rivals], rivals)
     best_X = np.zeros(len(tokens_X), np.bool_)
-    best_X[winner] = True  # every token of a text stands in some window
+    best_X[winner] = True  # every token of a text is in some window
     return best_X
 
 
 def text_set(unit: ScoredUnit, laid: Laid, targets: Targets, sequences_M: Numbers) -> EncodedSet:
-    """Sequences of which each item has so many, where nothing is asked about single tokens."""
+    """Return a set of items with these numbers of sequences, for kinds without targets for single tokens."""
     return EncodedSet(
         unit=unit,
         tokens_T=laid.tokens_T,
@@ -169,19 +169,19 @@ def text_set(unit: ScoredUnit, laid: Laid, targets: Targets, sequences_M: Number
     )
 
 
-# --- which pieces are shown ---
+# --- the shown pieces ---
 
 
 def lay_texts(
     texts: Sequence[tuple[str, ...]], tokenizer: Tokenizer, text: TextSection
 ) -> tuple[Laid, Numbers]:
-    """The sequences of texts or pairs, and how many each of them has."""
+    """Return the sequences of texts or pairs, and the number of sequences of each."""
     pieces = pieces_of([part for parts in texts for part in parts], tokenizer)
     return lay_pieces(pieces, len(texts[0]) if texts else 1, tokenizer, text)
 
 
 def lay_pieces(pieces: Pieces, count: int, tokenizer: Tokenizer, text: TextSection) -> tuple[Laid, Numbers]:
-    """The sequences of so many texts each, and how many each example has."""
+    """Return sequences of `count` texts each, and the number of sequences of each example."""
     starts_MK, lengths_MK = pieces.starts_N.reshape(-1, count), pieces.lengths_N.reshape(-1, count)
     templates = read_templates(tokenizer)
     template = templates.single if count == 1 else templates.pair
@@ -197,18 +197,18 @@ def lay_pieces(pieces: Pieces, count: int, tokenizer: Tokenizer, text: TextSecti
 
 
 def kept_lengths(lengths_MK: Numbers, room: int) -> Numbers:
-    """How many pieces of each text fit, by the rule of `truncate_longest_first`."""
+    """Return the number of pieces kept of each text, by the rule of `truncate_longest_first`."""
     if lengths_MK.shape[1] == 1:
         return np.minimum(lengths_MK, room)
     first_M, second_M = lengths_MK.T
-    # Taking one piece after the other from the longer text ends with two equal halves, or with the shorter
-    # text whole; an odd room leaves the first text one piece more.
+    # Removing one piece after the other from the longer text ends with two equal halves, or with the whole
+    # shorter text; an odd room leaves the first text one piece more.
     kept_first_M = np.minimum(first_M, np.maximum(room - second_M, (room + 1) // 2))
     return np.stack([kept_first_M, np.minimum(second_M, room - kept_first_M)], axis=1)
 
 
 def both_ends(starts_MK: Numbers, lengths_MK: Numbers, room: int) -> Stretches:
-    """Of what fits of a text that is too long, a quarter from its front and the rest from its end."""
+    """Show a quarter of the room from the front of each text that is too long, and the rest from its end."""
     kept_MK = kept_lengths(lengths_MK, room)
     front_MK = np.where(kept_MK < lengths_MK, -(-kept_MK // FRONT_PART), lengths_MK)
     back_MK = kept_MK - front_MK
@@ -217,14 +217,14 @@ def both_ends(starts_MK: Numbers, lengths_MK: Numbers, room: int) -> Stretches:
 
 
 def windowed(starts_MK: Numbers, lengths_MK: Numbers, room: int, *, step: int) -> tuple[Stretches, Numbers]:
-    """Windows of each text, or of the longer text of a pair, the shorter being shown in each of them."""
+    """Return windows of each text, or of the longer text of a pair, each with the shorter text."""
     count = lengths_MK.shape[1]
     examples_M = np.arange(len(lengths_MK))
     long_M = count - 1 - lengths_MK[:, ::-1].argmax(axis=1)  # on a tie the second
-    kept_MK = np.minimum(lengths_MK, room // 2)  # a shorter text that is long, too, leaves half of the room
+    kept_MK = np.minimum(lengths_MK, room // 2)  # a shorter text that is also long leaves half of the room
     kept_MK[examples_M, long_M] = 0
     windows = cut_windows(lengths_MK[examples_M, long_M], room - kept_MK.sum(axis=1), step=step)
-    # Every sequence shows what its example shows of the shorter text, and one window of the longer.
+    # Every sequence shows the kept part of its shorter text, and one window of the longer.
     starts_SK, lengths_SK = starts_MK[windows.texts_W], kept_MK[windows.texts_W]
     sequences_S, long_S = np.arange(len(windows.texts_W)), long_M[windows.texts_W]
     starts_SK[sequences_S, long_S] += windows.firsts_W
@@ -233,9 +233,9 @@ def windowed(starts_MK: Numbers, lengths_MK: Numbers, room: int, *, step: int) -
 
 
 def label_ids(given: Iterable[object], labels: Sequence[str]) -> Numbers:
-    """The id of each given label: -1 for None, and -2, -3, ... for those that are none of the labels.
+    """Return the id of each given label: -1 for None, and -2, -3, ... for those not in `labels`.
 
-    Nobody can predict a negative id, so a label that training does not have always counts as missed.
+    A negative id is never predicted, so a label that is missing from training always counts as missed.
     """
     numbers: dict[str | None, int] = {None: NO_LABEL, **{label: id for id, label in enumerate(labels)}}
     spelled = (None if label is None else str(label) for label in given)
@@ -245,16 +245,16 @@ def label_ids(given: Iterable[object], labels: Sequence[str]) -> Numbers:
 
 
 MAX_TEXTS_CHECKED = 1000
-"""So many of the examples that fill their sequence are looked at; the others are taken to be like them."""
+"""Maximum full sequences to check for cuts; the others are assumed to be similar."""
 
 
 def cut_fraction(
     examples: Sequence[Example], encoded: EncodedSet, tokenizer: Tokenizer, text: TextSection
 ) -> float:
-    """The fraction of examples of which not everything is shown; where windows show all of them, 0."""
+    """Return the fraction of examples that were cut; 0 if windows show everything."""
     if text.long_texts == "windows" or not examples[0].sequences:
         return 0.0
-    # Only a full sequence may have been cut; whether it was is seen by encoding its texts again.
+    # Only a full sequence may have been cut; encode its texts again to find out.
     full_N = np.diff(encoded.starts_N1) >= text.longest
     full = np.flatnonzero(np.logical_or.reduceat(full_N, encoded.items_M1[:-1]))
     looked_at = full[:: -(-len(full) // MAX_TEXTS_CHECKED) or 1]

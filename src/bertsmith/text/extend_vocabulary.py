@@ -1,4 +1,4 @@
-"""Words added to a WordPiece vocabulary: into its [unused] slots first, then behind its end."""
+"""Add words to a WordPiece vocabulary: first in its [unused] slots, then at its end."""
 
 import json
 import re
@@ -13,12 +13,12 @@ UNUSED = re.compile(r"\[unused(\d+)\]")
 
 
 def read_words(file: Path) -> list[str]:
-    """The words of a file, one a line; empty lines are skipped."""
+    """Read the words of a file, one per line; empty lines are skipped."""
     return [word for _, word in _numbered_words(file)]
 
 
 def words_for(tokenizer: Tokenizer, files: Sequence[Path]) -> list[str]:
-    """The words of files that this tokenizer does not know as single tokens yet; each line must be a word."""
+    """Return the words of files that are not single tokens of this tokenizer yet; each line is one word."""
     found = [(f"{file}:{line}", word) for file in files for line, word in _numbered_words(file)]
     for where, word in found:
         _normalised(tokenizer, word, where=where)
@@ -34,7 +34,7 @@ def _numbered_words(file: Path) -> list[tuple[int, str]]:
 
 
 def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
-    """A tokenizer that knows these words whole; known ones are left as they are, ids never move."""
+    """Return a tokenizer with these words as single tokens; existing tokens keep their ids."""
     spec = tokenizer.spec
     pipeline = json.loads(spec.pipeline)
     if pipeline["model"]["type"] != "WordPiece":
@@ -42,7 +42,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
         raise UserError(what, where=spec.where, remedy="train a new vocabulary with bertsmith vocab")
     vocabulary: dict[str, int] = pipeline["model"]["vocab"]
     slots = [name for name in vocabulary if UNUSED.fullmatch(name)]
-    slots.sort(key=vocabulary.__getitem__, reverse=True)  # the next one is taken from the end
+    slots.sort(key=vocabulary.__getitem__, reverse=True)  # slots are popped from the end
     end = tokenizer.vocabulary_size
     taken = set()
     for word in new_words(tokenizer, words):
@@ -51,13 +51,13 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
             vocabulary[word] = vocabulary.pop(slot)
         else:
             vocabulary[word], end = end, end + 1
-    # A slot that was declared as an added token would bring its name back beside the word.
+    # A slot that is also declared as an added token would bring back its old name besides the word.
     pipeline["added_tokens"] = [token for token in pipeline["added_tokens"] if token["content"] not in taken]
     return Tokenizer(type(spec)(json.dumps(pipeline), spec.settings, spec.where))
 
 
 def new_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[str]:
-    """The words that are not single tokens yet, as the tokenizer normalises them, each once."""
+    """Return each word that is not a single token yet, once, as the tokenizer normalises it."""
     found: dict[str, None] = {}
     for word in words:
         plain, encoded = _normalised(tokenizer, word, where="added words"), tokenizer.encode(word)

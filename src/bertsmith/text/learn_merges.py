@@ -1,9 +1,9 @@
-"""Pieces learned from words by merging pairs, the core of WordPiece and byte pair encoding.
+"""Learn pieces from words by merging pairs, the core of WordPiece and byte pair encoding.
 
     split_characters -> Segmentation (all words as pieces) -> MergeRanking (the best pair) -> merge, and again
 
-All distinct words lie in flat arrays, so that a merge is a few array steps: positions run over their
-characters, with one empty position between words, and a piece stands at the position of its first
+All distinct words are stored in flat arrays, so that a merge is a few array steps: positions run over their
+characters, with one empty position between words, and a piece is stored at the position of its first
 character.
 
 Letters at the end of names: W words, K characters of all words in one row, P positions of a Segmentation,
@@ -22,11 +22,11 @@ Ints = NDArray[np.int32]
 Counts = NDArray[np.int64]
 Number = TypeVar("Number", np.int32, np.int64)
 
-NOTHING = 0  # the piece at empty positions, and the pair at positions where none begins
+NOTHING = 0  # the piece at empty positions, and the pair at positions where no pair begins
 
 
 class Pairs:
-    """Which pieces stand side by side and how often; pairs are numbered from 1 as they first appear."""
+    """Adjacent pieces and their counts; pairs are numbered from 1 in order of first appearance."""
 
     def __init__(self) -> None:
         self.size = 1
@@ -36,11 +36,11 @@ class Pairs:
         self._beside: dict[int, array[int]] = {}
 
     def beside(self, piece: int) -> Ints:
-        """The pairs that a piece is part of."""
+        """Return the pairs that a piece is part of."""
         return np.array(self._beside.get(piece, ()), np.int32)
 
     def number(self, left: int, right: int) -> int:
-        """The number of a pair that has none yet."""
+        """Number a new pair."""
         if self.size == len(self.count):
             self.left, self.right = _doubled(self.left), _doubled(self.right)
             self.count = _doubled(self.count)
@@ -55,17 +55,17 @@ class Segmentation:
     """The words as pieces; `merge` joins one pair everywhere and keeps all counts exact."""
 
     def __init__(self, piece_P: Ints, word_count_P: Counts) -> None:
-        """From the piece at each position (0 between words and at both ends) and its word's count there."""
+        """Start from the piece at each position (0 between words and at both ends) and its word's count."""
         size = len(piece_P)
         self.pairs = Pairs()
         self.piece_count: Counts = np.bincount(piece_P, word_count_P).astype(np.int64)
         self.total = int(self.piece_count.sum())
         self._piece_P, self._word_count_P = piece_P.copy(), word_count_P
-        # A linked list over positions: a merge takes the right piece out of it without moving anything.
+        # A linked list over positions: a merge unlinks the right piece without moving anything.
         self._after_P = np.arange(1, size + 1, dtype=np.int32)
         self._before_P = np.arange(-1, size - 1, dtype=np.int32)
         self._pair_P = np.zeros(size, np.int32)
-        # The positions of each piece, ascending: a merge looks through those of one piece, not through all.
+        # The ascending positions of each piece: a merge searches those of one piece, not all positions.
         order = np.argsort(piece_P, kind="stable").astype(np.int32)
         starts = np.flatnonzero(np.diff(piece_P[order], prepend=-1))
         parts: Sequence[Ints] = np.split(order, starts[1:])
@@ -74,13 +74,13 @@ class Segmentation:
         self._count_pairs(np.arange(size - 1, dtype=np.int32), known={})
 
     def merge(self, pair: int, *, into: int) -> None:
-        """Join this pair into a piece, from left to right where occurrences overlap."""
+        """Join this pair into a piece everywhere, from left to right if occurrences overlap."""
         at_C = self._occurrences(pair)
         right_C = self._after_P[at_C]
-        # Only pairs that touch an occurrence change: uncount those that begin before, at and behind it, join,
-        # and count what begins there now. Everything else keeps its counts, so a merge costs what it touches.
+        # Only pairs that touch an occurrence change. Subtract the counts of pairs that begin before, at and
+        # after it, join, and count the pairs that begin there now. So a merge costs only what it touches.
         touched_C = np.unique(np.concatenate([self._before_P[at_C], at_C, right_C]))
-        # .at, because one pair may begin at several of these positions: plain indexing would count it once.
+        # np.subtract.at: one pair may begin at several positions, and indexing would count it once.
         np.subtract.at(self.pairs.count, self._pair_P[touched_C], self._word_count_P[touched_C])
         self._pair_P[touched_C] = NOTHING
         count = int(self._word_count_P[at_C].sum())
@@ -94,14 +94,14 @@ class Segmentation:
         self._after_P[at_C] = self._after_P[right_C]
         self._before_P[self._after_P[at_C]] = at_C
         self._positions[into] = np.union1d(self._positions.get(into, at_C), at_C)
-        # Whatever begins there now holds `into`: no other pair can have been numbered before.
+        # Every pair that begins there now includes `into`, so its number, if any, is in `beside(into)`.
         known = {
             (int(self.pairs.left[it]), int(self.pairs.right[it])): int(it) for it in self.pairs.beside(into)
         }
         self._count_pairs(np.unique(np.concatenate([self._before_P[at_C], at_C])), known=known)
 
     def _occurrences(self, pair: int) -> Ints:
-        """Where the pair stands: sought among the positions of its rarer piece."""
+        """Return the positions of a pair, searching those of its rarer piece."""
         left, right = int(self.pairs.left[pair]), int(self.pairs.right[pair])
         if len(self._positions[left]) <= len(self._positions[right]):
             candidates = self._positions_of(left)
@@ -110,7 +110,7 @@ class Segmentation:
         found: Ints = candidates[self._pair_P[candidates] == pair]
         if left != right:
             return found
-        # Of a run like aaaa only every second position, for a piece can be joined but once.
+        # In a run like aaaa, take only every second position, because a piece can be joined only once.
         kept, taken = [], -1
         for position, after in zip(found.tolist(), self._after_P[found].tolist(), strict=True):
             if position != taken:
@@ -120,12 +120,12 @@ class Segmentation:
 
     def _positions_of(self, piece: int) -> Ints:
         recorded = self._positions[piece]
-        # Some have become parts of longer pieces since.
+        # Some of these positions have since been merged into longer pieces.
         self._positions[piece] = recorded[self._piece_P[recorded] == piece]
         return self._positions[piece]
 
     def _count_pairs(self, at_C: Ints, *, known: dict[tuple[int, int], int]) -> None:
-        """Count the pairs that begin at these positions; they are known or new."""
+        """Count the pairs that begin at these positions, and number those not in `known`."""
         left_C, right_C = self._piece_P[at_C], self._piece_P[self._after_P[at_C]]
         within_word = (left_C != NOTHING) & (right_C != NOTHING)
         at_C, left_C, right_C = at_C[within_word], left_C[within_word], right_C[within_word]
@@ -141,41 +141,41 @@ def _doubled(numbers: NDArray[Number]) -> NDArray[Number]:
 
 
 Gains = NDArray[np.float64]
-# From how often a pair, its left and its right piece are seen, and the number of all pieces in the text.
-# A gain may rise only when the pair is seen more often or one of its pieces less often.
+# Arguments: counts of a pair, of its left and of its right piece, and of all pieces in the text. A gain may
+# rise only if the pair's count rises or the count of one of its pieces falls.
 GainRule = Callable[[Gains, Gains, Gains, float], Gains]
 
 _STEPS_PER_BIT = 2.0**20
 
 
 def likelihood_gain(pair: Gains, left: Gains, right: Gains, total: float) -> Gains:
-    """How much likelier, in bits, the text is to a unigram model of pieces (Schuster and Nakajima 2012)."""
-    # Rounded, so that the last digit of a machine's logarithm cannot decide between equals.
+    """Return the gain in a unigram model's log likelihood, in bits (Schuster and Nakajima 2012)."""
+    # Rounded, so that ties do not depend on the last digit of a machine's logarithm.
     return pair * np.rint(np.log2(pair * total / (left * right)) * _STEPS_PER_BIT)
 
 
 def frequency_gain(pair: Gains, left: Gains, right: Gains, total: float) -> Gains:  # noqa: ARG001
-    """How often the pair is seen (byte pair encoding, Sennrich et al. 2016)."""
+    """Return the pair's count (byte pair encoding, Sennrich et al. 2016)."""
     return pair
 
 
 class MergeRanking:
-    """The pair with the largest gain, the first by text among equals.
+    """Finds the pair with the largest gain; ties are broken by text.
 
-    A shortlist holds every pair whose gain may exceed `floor`. A merge makes all text shorter, which lowers
-    gains; it raises them only for pairs beside the pieces it touched, which `update` is told. So while
-    the best of the shortlist is above the floor, no other pair is as good; after that the list is made anew.
+    A shortlist has each pair whose gain may exceed `floor`. A merge shortens all text, which lowers gains.
+    It raises gains only for pairs with a piece it touched, which `update` adds. So while the best pair of
+    the shortlist is above the floor, it is the best of all; otherwise the list is rebuilt.
     """
 
     def __init__(self, segmentation: Segmentation, gain: GainRule, *, min_count: int, shortlist: int) -> None:
         self._segmentation, self._gain = segmentation, gain
         self._min_count, self._length = min_count, shortlist
         self._shortlist: Ints
-        self._listed: NDArray[np.bool_]  # whether a pair is in the shortlist
+        self._listed: NDArray[np.bool_]  # True for pairs in the shortlist
         self._make_shortlist()
 
     def best(self, texts: Sequence[str]) -> int:
-        """The pair to join next, or 0 if none is frequent enough; texts are those of the pieces."""
+        """Return the pair to join next, or 0 if none is frequent enough; texts are those of the pieces."""
         if len(self._shortlist) > self._too_long:
             self._make_shortlist()
         while True:
@@ -183,7 +183,7 @@ class MergeRanking:
             gains = self._gains(candidates)
             best = gains.max(initial=-np.inf)
             if best > self._floor:
-                # The first by text: that can be said of a vocabulary; numbers are an accident of this code.
+                # The first by text, a property of the vocabulary; pair numbers are an implementation detail.
                 tied: list[int] = candidates[gains == best].tolist()
                 left, right = self._segmentation.pairs.left, self._segmentation.pairs.right
                 return min(tied, key=lambda pair: (texts[int(left[pair])], texts[int(right[pair])]))
@@ -192,7 +192,7 @@ class MergeRanking:
             self._make_shortlist()
 
     def update(self, pieces: set[int]) -> None:
-        """Note that these pieces, or the pairs they are part of, are seen more or less often than before."""
+        """Note that the counts of these pieces, or of pairs with them, have changed."""
         pairs = self._segmentation.pairs
         for piece in pieces:
             beside = self._frequent(pairs.beside(piece))
@@ -229,17 +229,17 @@ _INSIDE_BIT = 1 << 32  # above every code point
 
 @dataclass(frozen=True, slots=True)
 class MergeRule:
-    """What decides which pairs are joined."""
+    """The rule that selects the pairs to join."""
 
     gain: GainRule
-    inside: str  # the mark of a piece that continues a word, or ""
-    min_count: int  # a pair seen less often is not joined
-    shortlist: int = 1024  # pairs looked at for each merge; it changes the speed alone
+    inside: str  # the prefix of a piece that continues a word, or ""
+    min_count: int  # pairs with a lower count are not joined
+    shortlist: int = 1024  # pairs considered for each merge; affects only the speed
 
 
 @dataclass(frozen=True, slots=True)
 class CharacterPieces:
-    """Words as pieces of one character each, laid out for a Segmentation; texts[0] stands for no piece."""
+    """Words as pieces of one character each, laid out for a Segmentation; texts[0] is a placeholder."""
 
     texts: list[str]
     piece_P: Ints
@@ -248,7 +248,7 @@ class CharacterPieces:
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A pair of pieces that was joined, and the piece it became."""
+    """A pair of pieces that was joined, and the resulting piece."""
 
     left: str
     right: str
@@ -256,11 +256,11 @@ class Merge:
 
 
 def split_characters(words: Mapping[str, int], *, characters: int, inside: str) -> CharacterPieces:
-    """The words cut into characters, except words with a character that is not among the most frequent."""
+    """Cut words into characters, without words that have a character not among the most frequent."""
     code_K = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     length_W = np.fromiter(map(len, words), np.int64, len(words))
     count_W = np.fromiter(words.values(), np.int64, len(words))
-    # Words all of whose characters are among the most frequent; of equals the lower code point is.
+    # Keep words of only the most frequent characters; on a tie the lower code point wins.
     codes, which_K = np.unique(code_K, return_inverse=True)
     seen = np.bincount(which_K, np.repeat(count_W, length_W))
     is_common = np.zeros(len(codes), np.bool_)
@@ -269,7 +269,7 @@ def split_characters(words: Mapping[str, int], *, characters: int, inside: str) 
     common_W = np.bincount(word_K[~is_common[which_K]], minlength=len(length_W)) == 0
     code_K = code_K[np.repeat(common_W, length_W)].astype(np.int64)
     length_W, count_W = length_W[common_W], count_W[common_W]
-    # A character inside a word is another piece than the same one at its beginning.
+    # A character inside a word is a different piece from the same character at its beginning.
     if inside:
         code_K += _INSIDE_BIT
         code_K[np.cumsum(length_W) - length_W] -= _INSIDE_BIT
@@ -283,7 +283,7 @@ def split_characters(words: Mapping[str, int], *, characters: int, inside: str) 
 
 
 def learn_merges(start: CharacterPieces, rule: MergeRule) -> Iterator[Merge]:
-    """One merge after the other, each the one with the largest gain, of equals the first by text."""
+    """Yield one merge after the other, each with the largest gain, on a tie the first by text."""
     texts = list(start.texts)
     numbers = {text: number for number, text in enumerate(texts)}
     segmentation = Segmentation(start.piece_P, start.word_count_P)

@@ -3,8 +3,8 @@
 WordPiece vocabularies are laid out as published: [PAD], [unused0] and so on, [UNK], [CLS], [SEP], [MASK],
 characters that begin words, characters inside words, learned pieces in the order they were learned. With
 99 [unused] pieces the first 104 ids are those of bert-base-uncased. Byte-level BPE has <s>, <pad>, </s>,
-<unk>, <mask>, the 256 bytes, then learned pieces; unigram has <pad>, <unk>, [CLS], [SEP], [MASK],
-as ALBERT, then pieces from the likeliest on.
+<unk>, <mask>, the 256 bytes, then learned pieces. Unigram has <pad>, <unk>, [CLS], [SEP], [MASK], like
+ALBERT, then pieces in order of decreasing probability.
 """
 
 import json
@@ -43,10 +43,10 @@ Kind = Literal["wordpiece", "wordpiece-frequency", "byte-bpe", "unigram"]
 _ROBERTA_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")  # the first four have the ids of roberta-base
 _ALBERT_SPECIAL = ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 _UNIGRAM_WORDS = 20_000_000
-"""So many words, counted with repetitions, the unigram trainer is given at most: it reads them one by one."""
+"""Maximum number of words, with repetitions, for the unigram trainer, which reads them one by one."""
 _TRAINER_STEP = 1e-4
 _SCORE_DIGITS = 5
-"""Digits behind the point that do not depend on the order in which the trainer adds."""
+"""Decimal digits to keep; further digits depend on the order in which the trainer adds."""
 _GAINS = {
     "wordpiece": likelihood_gain,
     "wordpiece-frequency": frequency_gain,
@@ -56,14 +56,14 @@ _GAINS = {
 
 @dataclass(frozen=True, slots=True)
 class VocabularySettings:
-    """What vocabulary to learn; case, characters and unused do not concern byte-level BPE."""
+    """Settings of a vocabulary to learn; case, characters and unused do not apply to byte-level BPE."""
 
     size: int
     kind: Kind = "wordpiece"
     case: Case = "uncased"
-    characters: int = 1000  # a word with a rarer one will be unknown
+    characters: int = 1000  # distinct characters to keep; words with rarer ones become unknown
     unused: int = 0
-    min_count: int = 2  # pairs of pieces seen less often are not joined
+    min_count: int = 2  # pairs of pieces with a lower count are not joined
 
     def __post_init__(self) -> None:
         if self.kind in ("byte-bpe", "unigram") and self.unused:
@@ -72,7 +72,7 @@ class VocabularySettings:
             raise UserError(f"{name} has no [unused] pieces", remedy=remedy)
 
     def cutter(self) -> WordCutter:
-        """How text is cut into words for this vocabulary."""
+        """Return the word cutter for this kind of vocabulary."""
         if self.kind == "byte-bpe":
             return ByteWords()
         return UnigramWords(self.case) if self.kind == "unigram" else BertWords(self.case)
@@ -80,35 +80,35 @@ class VocabularySettings:
 
 @dataclass(frozen=True, slots=True)
 class VocabularyReport:
-    """What was learned, and how it does on text it was not learned from."""
+    """Sizes of a learned vocabulary, and its results on text it was not learned from."""
 
     pieces: int
-    pieces_asked_for: int  # more than there are where no other pair is seen often enough
+    pieces_asked_for: int  # more than `pieces` if too few pairs were frequent enough
     alphabet: int  # single-character pieces
     documents: int
     held_out_documents: int
     distinct_words: int
     scored_on: Literal["held-out text", "the text it was learned from"]
-    words: int  # those scored; a punctuation mark is a word
+    words: int  # number of scored words; a punctuation mark is a word
     tokens_per_word: float
     unknown_rate: float  # fraction of words
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedVocabulary:
-    """A tokenizer with the vocabulary, and the report on it."""
+    """A tokenizer with the learned vocabulary, and the report on it."""
 
     tokenizer: Tokenizer
     report: VocabularyReport
 
 
 def learn_vocabulary(counts: WordCounts, settings: VocabularySettings) -> LearnedVocabulary:
-    """The vocabulary of these words, which must have been cut by the settings' own cutter."""
+    """Learn the vocabulary of these words, which the settings' own cutter must have cut."""
     if not counts.learned:
         raise UserError("there are no words to learn from", remedy="give more text, or hold out less of it")
     learn = {"byte-bpe": _learn_byte_bpe, "unigram": _learn_unigram}.get(settings.kind, _learn_wordpiece)
     library, alphabet = learn(counts.learned, settings)
-    # Scored by the model on words, each once: the pipeline before it cuts text into these very words.
+    # Score each word once with the model alone: the pipeline before it cuts text into exactly these words.
     scored = counts.held_out or counts.learned
     unknown_id = library.token_to_id("<unk>" if settings.kind == "unigram" else "[UNK]")
     tokens = unknown = 0
@@ -133,7 +133,7 @@ def learn_vocabulary(counts: WordCounts, settings: VocabularySettings) -> Learne
 
 
 def _learn_wordpiece(words: Mapping[str, int], settings: VocabularySettings) -> tuple[Library, int]:
-    # A longer word is unknown to the model whatever its pieces: it must have no say in them.
+    # A longer word is unknown to the model whatever its pieces, so it must not influence them.
     within_limit = {word: count for word, count in words.items() if len(word) <= USUAL_WORD_CHARACTERS}
     characters = split_characters(within_limit, characters=settings.characters, inside=INSIDE)
     unused = [f"[unused{number}]" for number in range(settings.unused)]
@@ -155,7 +155,7 @@ def _learn_unigram(words: Mapping[str, int], settings: VocabularySettings) -> tu
     for word, count in words.items():
         for character in set(word):
             characters[character] += count
-    # The trainer keeps every character it meets: rare ones would crowd out pieces of a small vocabulary.
+    # The trainer keeps every character it sees: rare ones would crowd out pieces of a small vocabulary.
     in_order = sorted(characters, key=lambda character: (-characters[character], character))
     kept = set(in_order[: settings.characters])
     start = len(_ALBERT_SPECIAL) + len(kept)
@@ -181,8 +181,8 @@ def _learn_unigram(words: Mapping[str, int], settings: VocabularySettings) -> tu
 
         library.train_from_iterator(repeated(), trainer)
     learned = json.loads(library.to_str())["model"]["vocab"][len(_ALBERT_SPECIAL) :]
-    # Characters that were pruned come back with the lowest score and steps above it, in the order of a hash
-    # table; without the steps, and rounded, a score does not depend on the run.
+    # Pruned characters get the lowest score plus small steps, in the order of a hash table. Without the
+    # steps, and rounded, scores do not depend on the run.
     lowest = min(score for _, score in learned)
     pruned_below = lowest + _TRAINER_STEP * len(kept)
     settled = (
@@ -201,7 +201,7 @@ def _likeliest_first(scored: tuple[str, float]) -> tuple[float, str]:
 def _grow(
     start: list[str], characters: CharacterPieces, *, settings: VocabularySettings
 ) -> tuple[list[str], list[Merge]]:
-    """The pieces to start with and learned ones up to the size asked for, and the merges that made them."""
+    """Return the initial pieces plus learned ones, up to the requested size, and all merges."""
     if len(start) > settings.size:
         what = (
             f"a vocabulary of {settings.size} cannot hold the {len(start)} special and one-character pieces"

@@ -1,7 +1,7 @@
-"""Phrases and entities: the longest entries of a lexicon that stand in tokenised text, from left to right.
+"""Phrases and entities: find the longest entries of a lexicon in tokenised text, from left to right.
 
-Entries are compared as token ids, so that they match whatever the tokenizer makes equal, and in text without
-spaces too: 哈尔滨 is found in the tokens 哈 尔 滨. A match begins and ends with a word.
+Entries are compared as token ids, so that they match any text that the tokenizer treats as equal, also in
+scripts without spaces: 哈尔滨 is found in the tokens 哈 尔 滨. A match begins and ends at word boundaries.
 """
 
 from collections import defaultdict
@@ -21,26 +21,26 @@ from bertsmith.text.word_boundaries import Flags, WordBoundaries
 
 UnitKind = Literal["phrase", "entity"]
 UNIT_KINDS = ("basic", *get_args(UnitKind))
-"""The kinds by number: the code of a token is twice its unit's kind, and one more inside the unit."""
+"""The kinds by number: a token's code is twice its unit's kind, plus one inside the unit."""
 
 Codes = NDArray[np.uint8]
 Ids = NDArray[Any]
 Lengths = NDArray[np.int64]
 
-_PREFIX = 3  # ids by which entries are found
-_SLOTS_PER_ENTRY = 64  # one position in twenty is then checked in vain
+_PREFIX = 3  # number of leading ids in the index of entries
+_SLOTS_PER_ENTRY = 64  # then one position in twenty is checked needlessly
 _FACTOR = np.uint32(0x9E3779B1)  # 2**32 by the golden ratio: Knuth's multiplicative hash
 
 
 @dataclass(frozen=True, slots=True)
 class Lexicon:
-    """Phrases and entities as they are written, and the kind of each."""
+    """Phrases and entities as they are written, with the kind of each."""
 
     kinds: dict[str, UnitKind]
 
     @classmethod
     def read(cls, files: Sequence[Path]) -> "Lexicon":
-        """The entries of all files, one a line, perhaps with a tab and a kind; the first of equals counts."""
+        """Read the entries of all files, one per line, perhaps with a tab and a kind; the first one wins."""
         kinds: dict[str, UnitKind] = {}
         for file in files:
             entries = list(_entries(file))
@@ -72,7 +72,7 @@ def _entries(file: Path) -> Iterator[tuple[str, UnitKind]]:
 
 
 def count_units(codes: Codes) -> dict[UnitKind, int]:
-    """How many phrases and how many entities these codes of tokens mark."""
+    """Count the phrases and the entities that these token codes mark."""
     return {kind: int(np.count_nonzero(codes == 2 * UNIT_KINDS.index(kind))) for kind in get_args(UnitKind)}
 
 
@@ -84,11 +84,11 @@ class UnitFinder:
         self._boundaries, self._id_type = WordBoundaries(tokenizer), np.dtype(encoder.id_type)
         self._code_of: dict[bytes, int] = {}  # by the bytes of the ids
         unusable = np.array(sorted(tokenizer.special_ids))
-        for before in ("", " "):  # a byte-level vocabulary has other pieces for a word after a space
+        for before in ("", " "):  # in a byte-level vocabulary, a word after a space has other pieces
             encoded = encoder.encode_many([before + text for text in lexicon.kinds])
             width, raw, ends = encoded.ids.itemsize, encoded.ids.tobytes(), np.cumsum(encoded.lengths)
             starts = ends - encoded.lengths
-            # An entry with an unknown piece would match any text: it is left without ids, and skipped.
+            # An entry with an unknown piece would match any text, so it gets no ids and is skipped.
             unusable_before = np.concatenate([[0], np.cumsum(np.isin(encoded.ids, unusable))])
             ends = np.where(unusable_before[ends] > unusable_before[starts], starts, ends)
             spans = zip(starts * width, ends * width, lexicon.kinds.values(), strict=True)
@@ -98,12 +98,12 @@ class UnitFinder:
         self._prefixes = _Prefixes(self._code_of, self._id_type)
 
     def codes(self, ids: Ids, sentence_lengths: Lengths) -> Codes:
-        """The unit code of each token; where no entry stands, words are units of the kind basic."""
+        """Return the unit code of each token; outside of entries, each word is a unit of the kind basic."""
         ids = ids.astype(self._id_type, copy=False)
         begins = self._boundaries.begins(ids, sentence_lengths)
         codes = (~begins[:-1]).astype(np.uint8)
-        # Python must not run for every token: a hash table over whole arrays leaves one position in twenty,
-        # and only there are the exact prefixes, then whole entries, looked up.
+        # Avoid running Python for every token: a hash table over whole arrays leaves one position in twenty.
+        # Only for these, look up exact prefixes and then whole entries.
         starts = np.flatnonzero(begins[:-1] & self._prefixes.may_start(ids))
         sentence_ends = np.cumsum(sentence_lengths)
         limits = sentence_ends[np.searchsorted(sentence_ends, starts, side="right")]
@@ -111,8 +111,8 @@ class UnitFinder:
         for start, limit in zip(starts.tolist(), limits.tolist(), strict=True):
             if start < free:
                 continue
-            # The longest entry that fits, then on behind it. It must end where a word ends: "New York" is not
-            # found in "New Yorker".
+            # Take the longest entry that fits, then continue after it. It must end at the end of a word: "New
+            # York" is not found in "New Yorker".
             for length in self._prefixes.lengths(raw, start):
                 end = start + length
                 fits = end <= limit and word_begins[end]
@@ -132,15 +132,14 @@ class _Prefixes:
         for row in rows:
             found[row[: _PREFIX * self._width]].add(len(row) // self._width)
         self._lengths = {start: tuple(sorted(lengths, reverse=True)) for start, lengths in found.items()}
-        # Flags, not entries: a false alarm costs one look into a dictionary, and a table of flags stays small
-        # enough for the cache.
+        # Flags, not entries: a false positive costs one dictionary lookup, and flags fit into the cache.
         self._taken = np.zeros(1 << (_SLOTS_PER_ENTRY * len(found) + 1).bit_length(), np.bool_)
         for size in range(1, _PREFIX + 1):
             alike = b"".join(start for start in found if len(start) == size * self._width)
             self._taken[self._slots(np.frombuffer(alike, id_type).reshape(-1, size).T)] = True
 
     def may_start(self, ids: Ids) -> Flags:
-        """For each token, whether an entry may begin there; now and then it says so in vain."""
+        """Return True for each token at which an entry may begin; false positives are possible."""
         may = np.zeros(len(ids), np.bool_)
         for size in range(1, min(_PREFIX, len(ids)) + 1):
             count = len(ids) - size + 1
@@ -148,12 +147,12 @@ class _Prefixes:
         return may
 
     def lengths(self, raw: bytes, start: int) -> Iterator[int]:
-        """The lengths of the entries that begin as the tokens at this position do, the longest first."""
+        """Yield the lengths of entries that begin with the tokens at this position, the longest first."""
         for size in range(_PREFIX, 0, -1):
             yield from self._lengths.get(raw[start * self._width : (start + size) * self._width], ())
 
     def _slots(self, columns: Iterable[Ids]) -> NDArray[np.uint32]:
-        """A slot for each row of ids, given by columns."""
+        """Return a slot for each row of ids, given by columns."""
         mixed: Any = np.uint32(0)
         for column in columns:
             mixed = (mixed + column.astype(np.uint32)) * _FACTOR

@@ -1,4 +1,4 @@
-"""What a tokenizer.json from elsewhere must not do: make a text a million times longer, or take for ever."""
+"""Safety checks for a foreign tokenizer.json: it must not multiply the text or take exponential time."""
 
 import json
 import re
@@ -9,33 +9,33 @@ from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer_settings import FETCH_AGAIN
 
 MAX_GROWTH = 100
-"""By all replacements together, of which one alone may spell a character out."""
+"""Maximum growth of a text by all replacements together; a single one may spell out a character."""
 MAX_PATTERN = 5000
-"""Characters; those of the usual tokenizers have some hundred."""
+"""Maximum length of a pattern in characters; usual tokenizers have some hundred."""
 SHOWN = 60
 
 MAX_SPELLINGS = 200
-"""Of a group that repeats, after what is left out or repeats in it; no usual pattern has so many."""
+"""Maximum spellings of a repeated group, over its optional and repeated parts; usual patterns have fewer."""
 
 ATOM = re.compile(r"\\.|\[(?:\\.|[^\]])*\]|[^()+*{},0-9]", re.DOTALL)
-"""An escape, a class of characters, or any character that groups and repeats nothing."""
+"""An escape, a character class, or any character that neither groups nor repeats."""
 INNERMOST_GROUP = re.compile(r"\(([^()]*)\)")
 ENDLESS = re.compile(r"[+*]|\{\d*,\}")
 NESTED = re.compile(r"R(?:[+*]|\{\d*,\})")
 REPEATED_GROUP = re.compile(r"\(((?:\\.|\[(?:\\.|[^\]])*\]|[^()\\\[])*)\)(?:[+*]|\{\d*,\})", re.DOTALL)
-"""Without a group inside."""
+"""A repeated group without a group inside."""
 QUANTIFIED = re.compile(
     r"(\\[pP]\{\^?\w+\}|\\.|\[(?:\\.|[^\]])*\]|[^\\\[{}?])(?:(\?)|\{(\d+)(?:,(\d+))?\})?", re.DOTALL
 )
-"""A character or a class, and how often it stands there."""
+"""A character or a class, with its number of repetitions."""
 
 
 def check_pipeline(pipeline: str, *, where: str) -> None:
-    """Stop at replacements that multiply, at patterns that try every split, at templates without a text."""
+    """Raise if replacements multiply text, patterns may backtrack exponentially, or templates lack a text."""
     try:
         parts = json.loads(pipeline)
     except (ValueError, RecursionError):
-        return  # the library says what is wrong with it
+        return  # the library reports the error
     if not isinstance(parts, dict):
         return
     faults = [_pattern_fault(name, parts.get(name)) for name in ("normalizer", "pre_tokenizer", "decoder")]
@@ -56,10 +56,10 @@ def _pattern_fault(name: str, part: Any) -> str:
 
 
 def _template_fault(template: dict[str, Any]) -> str:
-    """What the library would lose a text over, or panic at with a trace of its own."""
+    """Return a fault for which the library would lose a text or panic with a trace of its own, or ""."""
     single, pair, defined = (template.get(name) for name in ("single", "pair", "special_tokens"))
     if not isinstance(single, list) or not isinstance(pair, list) or not isinstance(defined, dict):
-        return ""  # the library says what is wrong with it
+        return ""  # the library reports the error
     if _named_in(single, "Sequence") != {"A"} or _named_in(pair, "Sequence") != {"A", "B"}:
         return "its template leaves a text out, or has one too many"
     unknown = _named_in([*single, *pair], "SpecialToken") - defined.keys()
@@ -67,7 +67,7 @@ def _template_fault(template: dict[str, Any]) -> str:
 
 
 def _templates(part: Any) -> Iterator[dict[str, Any]]:
-    """Each template of a post-processor, which may be a sequence of several."""
+    """Yield each template of a post-processor, which may be a sequence of several."""
     if isinstance(part, dict):
         if part.get("type") == "TemplateProcessing":
             yield part
@@ -77,13 +77,13 @@ def _templates(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _named_in(form: list[Any], kind: str) -> set[str]:
-    """The texts, or the special tokens, in a template."""
+    """Return the ids of the texts, or of the special tokens, in a template."""
     held = [each.get(kind) for each in form if isinstance(each, dict)]
     return {str(each.get("id")) for each in held if isinstance(each, dict)}
 
 
 def _patterns(part: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each pattern of a part of a pipeline, with what is put in its place."""
+    """Yield each pattern in a part of a pipeline, with its replacement."""
     if isinstance(part, list):
         for each in part:
             yield from _patterns(each)
@@ -97,17 +97,17 @@ def _patterns(part: Any) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def takes_for_ever(regex: str) -> bool:
-    """Whether a pattern has exponentially many ways to match some text, or is too long to tell."""
+    """True if a pattern has exponentially many ways to match some text, or is too long to check."""
     return len(regex) > MAX_PATTERN or has_nested_quantifiers(regex) or has_ambiguous_repeats(regex)
 
 
 def has_ambiguous_repeats(regex: str) -> bool:
-    """Whether a group that repeats without end reads some text in two ways: (a|aa)+ has 2^(n/2) of n."""
+    """True if a group that repeats endlessly can match some text in two ways: (a|aa)+ has 2^(n/2) for n."""
     return any(_is_ambiguous(group[1]) for group in REPEATED_GROUP.finditer(regex))
 
 
 def _is_ambiguous(held: str) -> bool:
-    """Whether two rows of alternatives are the same text, as Sardinas and Patterson (1953) find it."""
+    """True if two sequences of alternatives spell the same text (Sardinas and Patterson 1953)."""
     spellings = [row for alternative in _alternatives(held) for row in _spellings(alternative)]
     if len(spellings) > MAX_SPELLINGS or len(spellings) != len(set(spellings)):
         return True
@@ -135,7 +135,7 @@ def _begins(text: tuple[str, ...], start: tuple[str, ...]) -> bool:
 
 
 def _alternatives(held: str) -> list[str]:
-    """What a bar outside of classes and escapes parts."""
+    """Split at each bar outside of classes and escapes."""
     parts, found = [""], re.findall(r"\\.|\[(?:\\.|[^\]])*\]|.", held.removeprefix("?:"), re.DOTALL)
     for piece in found:
         if piece == "|":
@@ -146,7 +146,7 @@ def _alternatives(held: str) -> list[str]:
 
 
 def _spellings(alternative: str) -> list[tuple[str, ...]]:
-    """The rows of characters and classes that it stands for, without its look-arounds."""
+    """Return the sequences of characters and classes that an alternative spells, without look-arounds."""
     rows: list[tuple[str, ...]] = [()]
     for atom, optional, fewest, most in QUANTIFIED.findall(alternative):
         low = 0 if optional else int(fewest or 1)
@@ -158,7 +158,7 @@ def _spellings(alternative: str) -> list[tuple[str, ...]]:
 
 
 def has_nested_quantifiers(regex: str) -> bool:
-    """Whether a group that repeats without end holds something that does: (a+)+ has 2^n ways to match n."""
+    """True if a group that repeats endlessly contains another endless repeat: (a+)+ matches n in 2^n ways."""
     plain = ATOM.sub("x", regex)
     while group := INNERMOST_GROUP.search(plain):
         held = "R" if ENDLESS.search(group[1]) or "R" in group[1] else "x"

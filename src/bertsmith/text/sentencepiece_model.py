@@ -1,7 +1,7 @@
-"""SentencePiece model files, read without the sentencepiece package: pieces with scores, and the normaliser.
+"""Read SentencePiece model files without the sentencepiece package: pieces with scores, and the normaliser.
 
-A .model file is a protobuf message (sentencepiece_model.proto): 1 the pieces (1 text, 2 score, 3 type), 2 how
-it was trained (3 algorithm, 40 id of the unknown piece), 3 the normaliser (2 its table of characters).
+A .model file is a protobuf message (sentencepiece_model.proto): 1 the pieces (1 text, 2 score, 3 type), 2 the
+training settings (3 algorithm, 40 id of the unknown piece), 3 the normaliser (2 its table of characters).
 """
 
 import struct
@@ -26,28 +26,28 @@ class Piece:
 
     @property
     def pair(self) -> tuple[str, float]:
-        """Text and score, as the tokenizers library takes them."""
+        """The piece as (text, score), the form that the tokenizers library expects."""
         return self.text, self.score
 
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """What a file holds of a unigram model."""
+    """Contents of a unigram model file."""
 
     pieces: list[Piece]
     unknown_id: int
     characters: bytes
-    """The normaliser's compiled table; empty where text is taken as it is."""
+    """The normaliser's compiled table; empty if text is not normalised."""
 
 
 def read_sentencepiece_model(file: Path) -> SentencePieceModel:
-    """The unigram model of a file."""
+    """Read the unigram model of a file."""
     parts: dict[int, list[bytes]] = {1: [], 2: [], 3: []}
     try:
         for number, value in _fields(file.read_bytes()):
             if number in parts:
                 parts[number].append(_message(value))
-        # The normaliser stands behind all pieces: without it, a file was cut off where one ends.
+        # The normaliser comes after all pieces: if it is missing, the file was cut off between two pieces.
         if not all(parts.values()):
             raise ValueError("it is cut off")
         pieces = [_piece(dict(_fields(part))) for part in parts[1]]
@@ -81,7 +81,7 @@ def _message(value: int | bytes) -> bytes:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of a protobuf message: numbers as such, all else as bytes."""
+    """Yield the fields of a protobuf message: numbers as int, everything else as bytes."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -103,7 +103,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of seven bits, the lowest first, and where the next field begins."""
+    """Return a number in groups of seven bits, the lowest first, and the offset of the next field."""
     number = 0
     for place in range(10):
         if at + place >= len(message):

@@ -1,6 +1,6 @@
 """Text to token ids and back, over the `tokenizers` library: WordPiece, byte-level BPE, unigram.
 
-Text is data: a special token written in a text is ordinary characters, unless the caller names it.
+Text is data: a special token written in a text is ordinary characters, unless the caller allows it.
 """
 
 import json
@@ -33,27 +33,27 @@ from bertsmith.text.tokenizer_settings import (
     token_name,
 )
 
-# Any text does: only the template tokens around it matter.
+# Any text works: only the template tokens around it matter.
 _SAMPLE = "a"
 MAX_ID_FACTOR, MAX_SPARE_IDS = 10, 100_000
-"""How far ids may run beyond the pieces: each needs a row of the embedding, whether a piece has it or not."""
+"""Limits for ids beyond the pieces: each id needs a row of the embedding, whether or not it has a piece."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One text, or a pair, as tokens: the five lists run in parallel."""
+    """One text, or a pair, as tokens: five parallel lists."""
 
     ids: list[int]
     segments: list[int]
     offsets: list[tuple[int, int]]  # in code points of the original string of the token's own sequence
-    sequence: list[int]  # 0 first text, 1 second text, -1 a special token of the template
-    words: list[int | None]  # which of the pre-tokenizer's words of its sequence; None for a special token
+    sequence: list[int]  # 0 first text, 1 second text, -1 special token of the template
+    words: list[int | None]  # index of the pre-tokenizer's word in its sequence; None for a special token
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def rows(self, rows: Sequence[int]) -> "Encoded":
-        """Some of its tokens."""
+        """Return the tokens with these indices."""
         return Encoded(
             ids=[self.ids[row] for row in rows],
             segments=[self.segments[row] for row in rows],
@@ -64,8 +64,8 @@ class Encoded:
 
 
 def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
-    """At most `limit` tokens: the longer text, on a tie the second, loses its last token until they fit."""
-    # Google's rule. The library's own truncation hands the odd token to the other text in some cases.
+    """Truncate to `limit` tokens: the longer text, on a tie the second, loses last tokens until they fit."""
+    # Google's rule. The library's own truncation sometimes leaves the odd token to the other text.
     first, second = encoded.sequence.count(0), encoded.sequence.count(1)
     capacity = limit - (len(encoded) - first - second)
     if capacity < 0:
@@ -77,13 +77,13 @@ def truncate_longest_first(encoded: Encoded, limit: int) -> Encoded:
 
 
 def _longest_first(first: int, second: int, capacity: int) -> tuple[int, int]:
-    """How many of so many tokens of two texts are kept."""
+    """Return how many tokens of each text are kept."""
     kept_first = min(first, max(capacity - second, (capacity + 1) // 2))
     return kept_first, min(second, capacity - kept_first)
 
 
 class Tokenizer:
-    """Encodes and decodes text; made by `load` or `from_library`, never changed after, picklable."""
+    """Encodes and decodes text; made by `load` or `from_library`, never changed afterwards, picklable."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         library = open_pipeline(spec)
@@ -92,30 +92,30 @@ class Tokenizer:
         self._roles = _find_roles(spec.settings, vocabulary)
         self._special = _find_special(library, self._roles, spec.settings)
         self.special_ids: Final = frozenset(self._special.values())
-        """The ids that ordinary text never yields, and the unknown token's."""
+        """Ids that ordinary text never yields, and the id of the unknown token."""
         pipeline = _flag_special(library.to_str(), self._special)
-        # The pipeline has the added tokens now; where it changes (`with_words`), it alone must say so.
+        # The pipeline now has the added tokens. If it changes (`with_words`), it must be their only source.
         settings = {key: value for key, value in spec.settings.items() if key != "added_tokens_decoder"}
         self.spec: Final = TokenizerSpec(pipeline, self._roles | settings, spec.where)
-        """What the tokenizer is built from."""
+        """Spec that the tokenizer is built from."""
         self.vocabulary_size: Final = max(vocabulary.values()) + 1
-        """How many rows an embedding needs: the highest id, added tokens included, plus one."""
+        """Number of embedding rows: the highest id, added tokens included, plus one."""
         self.max_length: Final = max_length(spec.settings)
-        """The longest text in tokens, as tokenizer_config.json has it; None where it names no number."""
+        """Longest text in tokens according to tokenizer_config.json; None if it has no number."""
         self.gaps: Final = tuple(sorted(set(range(self.vocabulary_size)) - set(vocabulary.values())))
-        """The ids below the highest that no token has."""
+        """Ids below the highest that have no token."""
         self.closed: Final = self._make_reader(frozenset())
-        """The library's tokenizer that reads no special token out of a text."""
+        """The library's tokenizer that recognises no special tokens in texts."""
         self._readers = {frozenset[str](): self.closed}
 
     @classmethod
     def load(cls, folder: Path | str, *, max_word_characters: int = USUAL_WORD_CHARACTERS) -> "Tokenizer":
-        """The tokenizer of a model folder; longer words are unknown (vocab.txt only)."""
+        """Load the tokenizer of a model folder; longer words are unknown (vocab.txt only)."""
         return cls(read_spec(Path(folder).expanduser(), max_word_characters=max_word_characters))
 
     @classmethod
     def from_library(cls, library: Library, *, settings: Mapping[str, Any] | None = None) -> "Tokenizer":
-        """A tokenizer over one made with the library; settings are those of a tokenizer_config.json."""
+        """Build a tokenizer from a library tokenizer; settings have the keys of a tokenizer_config.json."""
         return cls(TokenizerSpec(library.to_str(), dict(settings or {})))
 
     def save(self, folder: Path | str) -> None:
@@ -123,16 +123,16 @@ class Tokenizer:
         write_spec(self.spec, Path(folder).expanduser())
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec]]:
-        # Not the library's own pickle, which forgets that special tokens are closed.
+        # Not the library's own pickle, which does not keep special tokens closed.
         return Tokenizer, (self.spec,)
 
     def encode(self, text: str, *, allow_special: tuple[str, ...] = ()) -> Encoded:
-        """One text between its template tokens; only special tokens named here are read out of the text."""
+        """Encode one text in its template; only the allowed special tokens are recognised in the text."""
         _check_text(text, where="text")
         return _encoded(self._reader(allow_special).encode(text))
 
     def encode_pair(self, first: str, second: str, *, allow_special: tuple[str, ...] = ()) -> Encoded:
-        """Two texts in the template for pairs."""
+        """Encode two texts in the template for pairs."""
         _check_text(first, where="first text")
         _check_text(second, where="second text")
         return _encoded(self._reader(allow_special).encode(first, second))
@@ -140,7 +140,7 @@ class Tokenizer:
     def encode_many(
         self, texts: Iterable[str | tuple[str, str]], *, allow_special: tuple[str, ...] = (), first: int = 0
     ) -> list[Encoded]:
-        """Many texts and pairs, as one by one but on all cores; errors number them from `first`."""
+        """Encode texts and pairs as one by one, but on all cores; errors number them from `first`."""
         if isinstance(texts, str):
             raise UserError("a single text was given where several are expected", remedy='write ["..."]')
         listed = list(texts)
@@ -150,19 +150,19 @@ class Tokenizer:
         return [_encoded(encoding) for encoding in self._reader(allow_special).encode_batch(listed)]
 
     def prepare_masks(self) -> None:
-        """Build what reads masks in texts, if there is a mask: it takes long if the vocabulary is large."""
+        """Build the reader of masks in texts, if there is a mask: this is slow for a large vocabulary."""
         if "mask_token" in self._roles:
             self._reader((self.mask_token,))
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these ids, without the special tokens."""
+        """Return the text of these ids, without the special tokens."""
         numbers = [int(number) for number in ids]
         for number in numbers:
             self.token(number)
         return self.closed.decode(numbers)
 
     def token(self, number: int) -> str:
-        """The token with this id."""
+        """Return the token with this id."""
         token = self.closed.id_to_token(number) if 0 <= number < self.vocabulary_size else None
         if token is None:
             raise UserError(
@@ -171,14 +171,14 @@ class Tokenizer:
         return token
 
     def id(self, token: str) -> int:
-        """The id of this token."""
+        """Return the id of this token."""
         number = self.closed.token_to_id(token)
         if number is None:
             raise UserError(f"{token!r} is not in the vocabulary", remedy="encode it as text instead")
         return number
 
     def words_of(self, text: str) -> list[str]:
-        """The normalised words that a text is cut into before they become pieces."""
+        """Return the normalised words into which a text is cut before they become pieces."""
         library = self.closed
         plain = library.normalizer.normalize_str(text) if library.normalizer else text
         parts = library.pre_tokenizer.pre_tokenize_str(plain) if library.pre_tokenizer else [(plain, (0, 0))]
@@ -186,32 +186,32 @@ class Tokenizer:
 
     @property
     def mask_token(self) -> str:
-        """The mask, as it is written where `allow_special` admits it."""
+        """The mask token, as written in texts if `allow_special` includes it."""
         return self._role("mask_token")
 
     @property
     def mask_id(self) -> int:
-        """The id of the mask."""
+        """Id of the mask token."""
         return self.id(self._role("mask_token"))
 
     @property
     def unknown_id(self) -> int:
-        """The id of the unknown token."""
+        """Id of the unknown token."""
         return self.id(self._role("unk_token"))
 
     @property
     def pad_id(self) -> int:
-        """The id of the padding token."""
+        """Id of the padding token."""
         return self.id(self._role("pad_token"))
 
     @property
     def cls_id(self) -> int:
-        """The id of the token before the first text."""
+        """Id of the token before the first text."""
         return self.id(self._role("cls_token"))
 
     @property
     def sep_id(self) -> int:
-        """The id of the token after each text."""
+        """Id of the token after each text."""
         return self.id(self._role("sep_token"))
 
     def _role(self, role: str) -> str:
@@ -222,12 +222,12 @@ class Tokenizer:
 
     def _reader(self, allow_special: tuple[str, ...]) -> Library:
         allowed = frozenset((allow_special,) if isinstance(allow_special, str) else allow_special)
-        if allowed not in self._readers:  # two threads may both build it: the same thing twice
+        if allowed not in self._readers:  # two threads may both build it, with equal results
             self._readers[allowed] = self._make_reader(allowed)
         return self._readers[allowed]
 
     def _make_reader(self, allowed: frozenset[str]) -> Library:
-        """The library's tokenizer that reads the allowed special tokens out of a text, and no others."""
+        """Build a library tokenizer that recognises only the allowed special tokens in a text."""
         if unknown := allowed - self._special.keys():
             remedy = f"its special tokens are {' '.join(self._special)}"
             raise UserError(f"{min(unknown)!r} is no special token of this tokenizer", remedy=remedy)
@@ -237,11 +237,11 @@ class Tokenizer:
         library.encode_special_tokens = True
         if not isinstance(library.model, models.Unigram):
             closed.pop(self._roles.get("unk_token", ""), None)  # text may well be unknown
-        # With encode_special_tokens the library passes a literal on as text, but a model whose own vocabulary
-        # holds it may still pick it: ALBERT's unigram pieces "[CLS]" and "<pad>" have the best score of all.
+        # With encode_special_tokens the library treats a literal as text, but the model may still pick it if
+        # its own vocabulary has it: ALBERT's unigram pieces "[CLS]" and "<pad>" have the best score of all.
         leaks = [literal for literal, number in closed.items() if _leaks(library, literal, number)]
         if leaks:
-            # No piece crosses a cut, so a cut after the first character of each literal is enough.
+            # No piece crosses a cut, so one cut after the first character of each literal is enough.
             starts = "|".join(f"{re.escape(literal[0])}(?={re.escape(literal[1:])})" for literal in leaks)
             cut = pre_tokenizers.Split(Regex(starts), behavior="isolated")
             original = [library.pre_tokenizer] if library.pre_tokenizer else []
@@ -281,14 +281,14 @@ def _check_ids(library: Library, vocabulary: dict[str, int], *, spec: TokenizerS
     elif not set(library.encode("", "").ids) <= numbers:
         fault = "the template adds an id that no piece has"
     elif any(vocabulary.get(token["content"]) != token["id"] for token in added):
-        # The library quietly numbers such a token afresh, and the model would read another one's embedding.
+        # The library would silently renumber such a token, and the model would read another embedding.
         fault = "an added token cannot have the id it states"
     if fault:
         raise UserError(fault, where=spec.where, remedy=FETCH_AGAIN)
 
 
 def _find_roles(settings: Settings, vocabulary: dict[str, int]) -> dict[str, str]:
-    """Which token is the mask, the separator and so on: as the settings say, else by the usual names."""
+    """Return the token of each role (mask, separator ...), from the settings or else by the usual names."""
     usual = {role: [name, ROBERTA_NAMES[role]] for role, name in BERT_NAMES.items()}
     candidates = usual | {role: [name] for role in ROLES if (name := token_name(settings, role))}
     present = {role: [name for name in names if name in vocabulary] for role, names in candidates.items()}
@@ -296,7 +296,7 @@ def _find_roles(settings: Settings, vocabulary: dict[str, int]) -> dict[str, str
 
 
 def _find_special(library: Library, roles: Mapping[str, str], settings: Settings) -> dict[str, int]:
-    """The special tokens and their ids: declared so, added by the template, or named as such."""
+    """Return the special tokens with their ids: declared, added by the template, or named in the settings."""
     added = library.get_added_tokens_decoder()
     special = {token.content: number for number, token in added.items() if token.special}
     pair = library.encode("", "")
@@ -308,13 +308,13 @@ def _find_special(library: Library, roles: Mapping[str, str], settings: Settings
 
 
 def _flag_special(pipeline: str, special: Mapping[str, int]) -> str:
-    """The pipeline in which exactly these tokens are special."""
+    """Return the pipeline with exactly these tokens flagged as special."""
     parts = json.loads(pipeline)
     plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added: dict[str, dict[str, Any]] = {token["content"]: token for token in parts["added_tokens"]}
     for content, number in special.items():
         added.setdefault(content, {"id": number, "content": content, **plain})
-    # None removed and in the order of their ids: the library numbers those outside the model afresh.
+    # All tokens are kept, in the order of their ids: the library renumbers those outside the model.
     in_order = sorted(added.values(), key=lambda token: token["id"])
     parts["added_tokens"] = [token | {"special": token["content"] in special} for token in in_order]
     return json.dumps(parts)
@@ -324,24 +324,24 @@ def _flag_special(pipeline: str, special: Mapping[str, int]) -> str:
 
 
 def _leaks(library: Library, literal: str, number: int) -> bool:
-    """Whether the model spells a special token out of ordinary characters."""
-    # Asked of words, after normalisation: with lower-casing "<PAD>" in a text comes out as "<pad>".
+    """True if the model spells a special token with ordinary characters."""
+    # Checked on words after normalisation: lower-casing turns "<PAD>" in a text into "<pad>".
     texts = [around.replace("{}", literal) for around in ("{}", "a{}a", "1{}1", ".{}.", " {} ")]
     words = texts
     if library.pre_tokenizer is not None:
         words = [word for text in texts for word, _ in library.pre_tokenizer.pre_tokenize_str(text)]
     tokens = (token for word in words for token in library.model.tokenize(word))
-    # The unknown id alone tells nothing, odd characters have it too; but a unigram token says its text.
+    # Odd characters have the unknown id too, so the id alone proves nothing; a unigram token has its text.
     whole = isinstance(library.model, models.Unigram)
     return any(token.id == number and (not whole or token.value == literal) for token in tokens)
 
 
-# ---- templates: read off the tokenizer, whatever its files say, and used wherever ids become sequences
+# ---- templates: read from the tokenizer, whatever its files say, and used wherever ids become sequences
 
 
 @dataclass(frozen=True, slots=True)
 class Inserted:
-    """Special tokens that stand together, and their segments."""
+    """Consecutive special tokens, and their segments."""
 
     ids: tuple[int, ...] = ()
     segments: tuple[int, ...] = ()
@@ -352,30 +352,30 @@ class Inserted:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What stands before, between and after the spans of text in a sequence."""
+    """Special tokens before, between and after the spans of text in a sequence."""
 
     lead: Inserted
     between: Inserted
     tail: Inserted
     text_segments: tuple[int, int]
-    """The segment of the first span and of all that follow it."""
+    """Segments of the first span and of all later ones."""
 
     def specials(self, spans: int) -> int:
-        """How many special tokens a sequence of so many spans has."""
+        """Return the number of special tokens in a sequence with this many spans."""
         return len(self.lead) + (spans - 1) * len(self.between) + len(self.tail)
 
 
 @dataclass(frozen=True, slots=True)
 class Templates:
-    """BERT's: [CLS] A [SEP], [CLS] A [SEP] B [SEP]; RoBERTa's: <s> A </s>, <s> A </s></s> B </s>."""
+    """Templates of BERT: [CLS] A [SEP], [CLS] A [SEP] B [SEP]; RoBERTa: <s> A </s>, <s> A </s></s> B </s>."""
 
     single: Template
-    """One segment; documents that share it are kept apart by one separator (RoBERTa's FULL-SENTENCES)."""
+    """Template of one segment; documents in it are divided by one separator (RoBERTa's FULL-SENTENCES)."""
     pair: Template
 
 
 def read_templates(tokenizer: Tokenizer) -> Templates:
-    """The templates of a tokenizer."""
+    """Read the templates of a tokenizer."""
     alone = tokenizer.encode(_SAMPLE)
     pair = tokenizer.encode_pair(_SAMPLE, _SAMPLE)
     text = _segment_of(alone, 0)
@@ -392,7 +392,7 @@ def read_templates(tokenizer: Tokenizer) -> Templates:
 
 
 def join_pair(first: Encoded, second: Encoded, template: Template, *, limit: int | None = None) -> Encoded:
-    """What `encode_pair` gives for two texts, from what `encode` gave for each; truncated to the limit."""
+    """Join two texts encoded by `encode` as `encode_pair` would, truncated to the limit."""
     bounds = [
         (each.sequence.index(0), each.sequence.count(0)) if 0 in each.sequence else (0, 0)
         for each in (first, second)
@@ -414,9 +414,9 @@ def join_pair(first: Encoded, second: Encoded, template: Template, *, limit: int
 
 
 def encode_ids(ids: Sequence[int], template: Template, *, prompt: Sequence[int] = ()) -> Encoded:
-    """Return token ids behind those of a prompt as `encode` returns the ids of a text; all offsets are 0.
+    """Return token ids after those of a prompt, as `encode` returns the ids of a text; all offsets are 0.
 
-    Special tokens that the template puts around a text are not repeated if the ids begin and end with them.
+    If the ids already begin and end with the template's special tokens, those are not repeated.
     """
     lead, tail = template.lead.ids, template.tail.ids
     end = len(ids) - len(tail)
@@ -437,7 +437,7 @@ def encode_ids(ids: Sequence[int], template: Template, *, prompt: Sequence[int] 
 
 
 def _insert(encoded: Encoded, inserted: Inserted) -> None:
-    """Add special tokens at the end."""
+    """Append special tokens."""
     encoded.ids.extend(inserted.ids)
     encoded.segments.extend(inserted.segments)
     encoded.offsets.extend([(0, 0)] * len(inserted))
@@ -446,7 +446,7 @@ def _insert(encoded: Encoded, inserted: Inserted) -> None:
 
 
 def _between(encoded: Encoded, before: int, after: int) -> Inserted:
-    """The special tokens after the text numbered `before` and ahead of the one numbered `after`."""
+    """Return the special tokens after the text numbered `before` and before the one numbered `after`."""
     first = max((row for row, text in enumerate(encoded.sequence) if 0 <= text <= before), default=-1) + 1
     last = min((row for row, text in enumerate(encoded.sequence) if text >= after), default=len(encoded))
     return Inserted(tuple(encoded.ids[first:last]), tuple(encoded.segments[first:last]))

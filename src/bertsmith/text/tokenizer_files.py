@@ -41,7 +41,7 @@ from bertsmith.text.unigram_pipeline import SENTENCEPIECE_FILES, read_sentencepi
 Case = Literal["uncased", "cased"]
 
 
-INSIDE = "##"  # BERT's mark of a piece that continues a word
+INSIDE = "##"  # BERT's prefix of a piece that continues a word
 
 
 log = logging.getLogger("bertsmith")
@@ -53,7 +53,7 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.txt", "vocab.json", "merges.txt", *SENTENCEPIECE_FILES),
 )
-"""All that may decide what tokens a text has."""
+"""All files that may affect the tokens of a text."""
 NORMALIZER_SETTINGS = {
     "do_lower_case": "lowercase",
     "strip_accents": "strip_accents",
@@ -64,7 +64,7 @@ NORMALIZER_SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class TokenizerSpec:
-    """What a tokenizer is built from: the text of a tokenizer.json, and its settings."""
+    """Source of a tokenizer: the text of a tokenizer.json, and its settings."""
 
     pipeline: str
     settings: Settings
@@ -72,7 +72,7 @@ class TokenizerSpec:
 
 
 def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
-    """The tokenizer kept in a folder, in the first of the formats found there."""
+    """Read the tokenizer in a folder, from the first of the formats found there."""
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder of the tokenizer files")
     for name in TOKENIZER_FILES:
@@ -97,8 +97,8 @@ def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
 def write_spec(spec: TokenizerSpec, folder: Path) -> None:
     """Write tokenizer.json and tokenizer_config.json; for WordPiece also vocab.txt and added_tokens.json.
 
-    Nothing else in the folder is touched. What an earlier tokenizer left there is read by nobody any more:
-    every reader takes tokenizer.json first, and the added tokens and roles from tokenizer_config.json.
+    Other files in the folder are unchanged. Files of an earlier tokenizer are ignored: every reader prefers
+    tokenizer.json, and takes added tokens and roles from tokenizer_config.json.
     """
     library = open_pipeline(spec)
     with atomic_folder(folder) as temporary:
@@ -114,16 +114,16 @@ def write_spec(spec: TokenizerSpec, folder: Path) -> None:
 
 
 def open_pipeline(spec: TokenizerSpec) -> Library:
-    """The library's tokenizer as its settings want it, without truncation and padding of its own."""
+    """Return the library's tokenizer with the settings applied, without truncation and padding."""
     try:
         library = Library.from_str(spec.pipeline)
         _follow_settings(library, spec)
         library.no_truncation()
         library.no_padding()
-        # A fault that shows only at an unknown character should stop us now, not hours into a corpus.
+        # An error that occurs only at an unknown character should be raised now, not hours into a corpus.
         for texts in (("a \N{CUNEIFORM SIGN A}",), ("a", "\N{CUNEIFORM SIGN A}")):
             library.encode(*texts)
-    except BaseException as error:  # the library raises bare Exception, and panics that are not even that
+    except BaseException as error:  # the library raises bare Exception, and panics, which are not one
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if isinstance(error, UserError):
@@ -133,35 +133,35 @@ def open_pipeline(spec: TokenizerSpec) -> Library:
 
 
 def bert_normalizer(case: Case) -> normalizers.Normalizer:
-    """BERT's normaliser: no control characters, CJK characters apart, uncased without case and accents."""
+    """Build BERT's normaliser: drop control characters, isolate CJK, uncased: drop case and accents."""
     return normalizers.BertNormalizer(lowercase=case == "uncased", strip_accents=None)
 
 
 def bert_pipeline(vocabulary: dict[str, int], *, case: Case) -> Library:
-    """The pipeline of bert-base-uncased or bert-base-cased over a WordPiece vocabulary."""
+    """Build the pipeline of bert-base-uncased or bert-base-cased over a WordPiece vocabulary."""
     settings = BERT_NAMES | {"do_lower_case": case == "uncased"}
     return _wordpiece(vocabulary, settings, max_word_characters=USUAL_WORD_CHARACTERS)
 
 
 def roberta_pipeline(vocabulary: dict[str, int], *, merges: list[tuple[str, str]]) -> Library:
-    """The pipeline of roberta-base over a vocabulary of byte-level BPE."""
-    # The mask takes the space before it along, as a word of RoBERTa does.
+    """Build the pipeline of roberta-base over a vocabulary of byte-level BPE."""
+    # The mask includes the space before it, like a word of RoBERTa.
     mask = {"content": ROBERTA_NAMES["mask_token"], "lstrip": True}
     return _byte_bpe(vocabulary, merges, settings=ROBERTA_NAMES | {"mask_token": mask})
 
 
-# --- tokenizer.json: everything, though tokenizer_config.json may say more, or something else ---
+# --- tokenizer.json: complete, but tokenizer_config.json may add to it or contradict it ---
 
 
 def _follow_settings(library: Library, spec: TokenizerSpec) -> None:
-    """Change a pipeline as transformers 5 does: it rebuilds its BertTokenizer from the settings."""
+    """Change a pipeline as transformers 5 does, which rebuilds its BertTokenizer from the settings."""
     settings, normalizer = spec.settings, library.normalizer
     name = str(settings.get("tokenizer_class") or BERT_CLASSES[0]).removesuffix("Fast")
     if name in BERT_CLASSES and isinstance(normalizer, normalizers.BertNormalizer):
         for key, attribute in NORMALIZER_SETTINGS.items():
-            # Only what the settings do say: where they are silent, the pipeline was made on purpose.
+            # Only the keys that the settings have: for others, the pipeline's value is intended.
             said, made = switch(settings, key), getattr(normalizer, attribute)
-            made = normalizer.lowercase if made is None else made  # accents go as capitals do
+            made = normalizer.lowercase if made is None else made  # null: accents are treated like case
             if said is not None and said != made:
                 what = f"tokenizer_config.json has {key} {said} and tokenizer.json {made}"
                 log.warning("%s: %s: the former holds, as in transformers 5", spec.where, what)
@@ -181,12 +181,12 @@ def _from_vocab_txt(file: Path, settings: Settings, *, max_word_characters: int)
     vocabulary = _numbered_lines(file)
     settings = name_special(settings, BERT_NAMES, vocabulary=vocabulary, file=file)
     if settings.get("do_lower_case") is None:
-        # Cased if lower-casing would change any piece but special and [unused] ones: nothing else in the file
-        # tells, and lower-casing for a cased vocabulary silently loses every name. str.isupper would not do:
-        # the uncased vocabulary of BERT holds the letter ℝ, which has no lower case.
+        # Cased if lower-casing would change any piece except special and [unused] ones. Nothing else in the
+        # file tells, and lower-casing for a cased vocabulary silently loses every name. str.isupper would not
+        # do: BERT's uncased vocabulary has the letter ℝ, which has no lower case.
         ordinary = (piece for piece in vocabulary if not re.fullmatch(r"\[.+\]|<.+>", piece))
         settings["do_lower_case"] = all(piece == piece.lower() for piece in ordinary)
-    if max_word_characters != USUAL_WORD_CHARACTERS:  # transformers' BertTokenizer knows only 100
+    if max_word_characters != USUAL_WORD_CHARACTERS:  # transformers' BertTokenizer supports only 100
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     library = _wordpiece(
         vocabulary, settings, max_word_characters=max_word_characters, where=str(file.parent)
@@ -195,20 +195,20 @@ def _from_vocab_txt(file: Path, settings: Settings, *, max_word_characters: int)
 
 
 def _numbered_lines(file: Path) -> dict[str, int]:
-    """The pieces and the numbers of their lines, which are their ids."""
+    """Return the pieces with the numbers of their lines, which are their ids."""
     vocabulary: dict[str, int] = {}
     odd = []
     for number, line in enumerate(_read_lines(file)):
-        # White space after a piece is no part of it. A line of nothing else (published vocabularies hold
-        # U+2028 and the like) can match no word but must keep its place.
+        # White space after a piece is not part of it. A line of only white space (published vocabularies have
+        # U+2028 and the like) can match no word but must keep its id.
         piece = line.rstrip() or line
-        if not piece:  # such a U+2028, lost on the way
+        if not piece:  # such a U+2028, lost in a conversion
             odd.append(f"line {number + 1} is empty")
             piece = f"[empty line {number + 1}]"
         elif piece in vocabulary:
-            # The last of equal lines has the piece, as with Google's loader and transformers. What stands in
-            # for the others keeps ids without gaps, for behind them the library numbers added tokens; like
-            # [unused0], no text spells it.
+            # The last of equal lines gets the piece, as in Google's loader and transformers. Placeholders for
+            # the others leave no gaps in the ids, because the library numbers added tokens after them. Like
+            # [unused0], they never match text.
             first = vocabulary.pop(piece)
             odd.append(f"line {number + 1} repeats line {first + 1}")
             vocabulary[f"[repeated line {first + 1}]"] = first
@@ -227,7 +227,7 @@ def _wordpiece(
     library = Library(model)
     library.normalizer = normalizers.BertNormalizer(
         handle_chinese_chars=switch(settings, "tokenize_chinese_chars") is not False,
-        strip_accents=switch(settings, "strip_accents"),  # null: as lower-casing goes
+        strip_accents=switch(settings, "strip_accents"),  # null: the same as lowercase
         lowercase=switch(settings, "do_lower_case") is not False,
     )
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -255,7 +255,7 @@ def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
         fault = f"no piece has id {min(missing)}, though there are {len(vocabulary)} pieces"
         raise UserError(fault, where=str(file), remedy=FETCH_AGAIN)
     settings = name_special(settings, ROBERTA_NAMES, vocabulary=vocabulary, file=file)
-    # The mask takes the space before it along, as a word of RoBERTa does ("Ġword").
+    # The mask includes the space before it, like a word of RoBERTa ("Ġword").
     if isinstance(settings.get("mask_token"), str):
         settings["mask_token"] = {"content": settings["mask_token"], "lstrip": True}
     merges, merges_file = [], file.with_name("merges.txt")
@@ -296,7 +296,7 @@ def _byte_bpe(
 
 
 def _read_lines(file: Path) -> list[str]:
-    # Cut at line feeds alone: a piece may hold a carriage return, U+2028 or any other separator.
+    # Split at line feeds only: a piece may contain a carriage return, U+2028 or another separator.
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -305,28 +305,28 @@ def _read_lines(file: Path) -> list[str]:
         log.warning("%s: begins with a byte order mark, which is no part of the first piece", file)
         text = text.removeprefix(BYTE_ORDER_MARK)
     lines = [line.removesuffix("\r") for line in text.split("\n")]
-    while lines and not lines[-1]:  # editors leave blank lines at the end; they number nothing
+    while lines and not lines[-1]:  # editors leave blank lines at the end, which are not pieces
         lines.pop()
     return lines
 
 
-# --- what is written beside tokenizer.json ---
+# --- the files written in addition to tokenizer.json ---
 
 
 def _complete_settings(library: Library, settings: Settings) -> Settings:
-    """The settings, with what AutoTokenizer of transformers needs to reopen the tokenizer."""
+    """Complete the settings, so that AutoTokenizer of transformers can reopen the tokenizer."""
     names = {role: name for role in ROLES if (name := token_name(settings, role))}
     pipeline = json.loads(library.to_str())
     model = pipeline["model"]
-    class_settings: Settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # opens tokenizer.json as it is
+    class_settings: Settings = {"tokenizer_class": "PreTrainedTokenizerFast"}  # opens any tokenizer.json
     # transformers 5 rebuilds its BertTokenizer and RobertaTokenizer from the settings and the vocabulary, and
-    # passes over the rest of tokenizer.json: such a class is named only if that gives this very pipeline.
+    # ignores the rest of tokenizer.json. So name such a class only if that gives exactly this pipeline.
     rebuild = {"WordPiece": _rebuilt_as_bert, "BPE": _rebuilt_as_roberta}.get(model["type"])
     if rebuild and BERT_NAMES.keys() <= names.keys() and set(names.values()) <= model["vocab"].keys():
         rebuilt_settings, rebuilt = rebuild(pipeline, names)
         if _parts(library) == _parts(rebuilt):
             class_settings = rebuilt_settings
-    # With these, readers take added_tokens.json and special_tokens_map.json for leftovers.
+    # With these, readers ignore added_tokens.json and special_tokens_map.json.
     added = {
         str(number): {flag: getattr(token, flag) for flag in ADDED_TOKEN_PARTS}
         for number, token in sorted(library.get_added_tokens_decoder().items())
@@ -361,12 +361,12 @@ def _parts(library: Library) -> Settings:
     pipeline: Settings = json.loads(library.to_str())
     pipeline["model"] = {
         name: value or None for name, value in pipeline["model"].items()
-    }  # "" is as good as null
+    }  # "" means the same as null
     return {name: part for name, part in pipeline.items() if name != "added_tokens"}
 
 
 def _vocab_txt_lines(library: Library) -> list[str]:
-    """The pieces by id, or nothing where vocab.txt could not say the same."""
+    """Return the pieces by id, or nothing if vocab.txt could not express this vocabulary."""
     if not isinstance(library.model, models.WordPiece):
         return []
     vocabulary = library.get_vocab(with_added_tokens=False)

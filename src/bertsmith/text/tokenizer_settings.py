@@ -1,4 +1,4 @@
-"""What stands beside a vocabulary: the roles of special tokens, added tokens, switches of the normaliser."""
+"""Tokenizer settings: roles of special tokens, added tokens, switches of the normaliser."""
 
 import logging
 from collections.abc import Container
@@ -31,7 +31,7 @@ ROBERTA_NAMES = {
 }
 ROLES = tuple(ROBERTA_NAMES)
 DISPENSABLE_ROLES = ("pad_token", "mask_token")
-"""Nothing but training and filling masks needs them."""
+"""Roles needed only for training and for filling masks."""
 FETCH_AGAIN = "fetch the tokenizer files again"
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "ErnieTokenizer")
@@ -39,15 +39,15 @@ SENTENCEPIECE_CLASSES = ("AlbertTokenizer", "XLMRobertaTokenizer", "CamembertTok
 KNOWN_CLASSES = (*GENERIC_CLASSES, *BERT_CLASSES, "RobertaTokenizer", *SENTENCEPIECE_CLASSES)
 ADDED_TOKEN_PARTS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 NO_LIMIT = 10**9
-"""Files write a number of 30 digits where a tokenizer has no longest text."""
+"""Limit above which a length means none: files write a number of 30 digits for "no limit"."""
 
 log = logging.getLogger("bertsmith")
 
 
 def read_settings(folder: Path) -> Settings:
-    """What tokenizer_config.json says, or the three files that said it before there was one for all."""
+    """Read tokenizer_config.json, or the three files that newer versions merged into it."""
     settings = _read_if_present(folder / "tokenizer_config.json")
-    if "added_tokens_decoder" not in settings:  # newer files say everything here; the others are leftovers
+    if "added_tokens_decoder" not in settings:  # newer files have everything here; the others are leftovers
         settings |= _read_if_present(folder / "special_tokens_map.json")
         if added := _read_if_present(file := folder / "added_tokens.json"):
             settings["added_tokens_decoder"] = _as_decoder(added, settings, file=file)
@@ -67,7 +67,7 @@ def _read_if_present(file: Path) -> Settings:
 
 
 def token_name(settings: Settings, role: str) -> str | None:
-    """The token that plays a role; files write it as a string or as {"content": ...}."""
+    """Return the token of a role, which files write as a string or as {"content": ...}, or None."""
     entry = settings.get(role)
     name = entry.get("content") if isinstance(entry, dict) else entry
     if name is not None and not isinstance(name, str):
@@ -78,7 +78,7 @@ def token_name(settings: Settings, role: str) -> str | None:
 
 
 def max_length(settings: Settings) -> int | None:
-    """The longest text in tokens that the settings name, if they do."""
+    """Return the longest text in tokens that the settings name, or None."""
     length = settings.get("model_max_length")
     if isinstance(length, bool) or not isinstance(length, int | float):
         return None
@@ -86,7 +86,7 @@ def max_length(settings: Settings) -> int | None:
 
 
 def extra_special(settings: Settings) -> list[str]:
-    """The special tokens that play no role; the second key is transformers 5's."""
+    """Return the special tokens without a role; the second key is transformers 5's."""
     names: list[str] = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         entries = settings.get(key) or []
@@ -99,7 +99,7 @@ def extra_special(settings: Settings) -> list[str]:
 
 
 def switch(settings: Settings, name: str) -> bool | None:
-    """What a key that is true or false says; None where it is not there."""
+    """Return the value of a boolean key, or None if it is missing."""
     value = settings.get(name)
     if value is not None and not isinstance(value, bool):
         raise UserError(f"{name} is {value!r}", where="tokenizer_config.json", remedy="write true or false")
@@ -107,14 +107,14 @@ def switch(settings: Settings, name: str) -> bool | None:
 
 
 def _as_decoder(added: Settings, settings: Settings, *, file: Path) -> Settings:
-    """The added_tokens_decoder that says what an added_tokens.json says."""
+    """Convert an added_tokens.json to an added_tokens_decoder."""
     special = {name for role in ROLES if (name := token_name(settings, role))} | set(extra_special(settings))
     decoder: Settings = {}
     for token, number in added.items():
         if type(number) is not int or number < 0 or str(number) in decoder:
             what = f"the id of {token!r} is {number!r}"
             raise UserError(what, where=str(file), remedy="give every token an id of its own")
-        # As transformers reads the file: an ordinary token is looked for in the normalised text.
+        # As transformers reads the file: ordinary tokens are matched in the normalised text.
         flags = {"special": token in special, "normalized": token not in special}
         decoder[str(number)] = {"content": token, **flags}
     return decoder
@@ -123,7 +123,7 @@ def _as_decoder(added: Settings, settings: Settings, *, file: Path) -> Settings:
 def name_special(
     settings: Settings, usual: dict[str, str], *, vocabulary: Container[str], file: Path
 ) -> Settings:
-    """The settings with the usual special tokens where they name no others; the vocabulary must have them."""
+    """Fill in the usual special tokens for roles that the settings omit; the vocabulary must have them."""
     named = settings | {role: settings.get(role) or name for role, name in usual.items()}
     added = {token_name(entry, "content") for entry in _added_tokens(settings).values()}
     for role in ROLES:
@@ -139,7 +139,7 @@ def name_special(
 
 
 def add_roles(library: Library, settings: Settings) -> None:
-    """Declare the tokens that play a role as special ones."""
+    """Declare the tokens that have a role as special."""
     declared = {token.content for token in library.get_added_tokens_decoder().values()}
     for role in ROLES:
         if (name := token_name(settings, role)) and name not in declared:
@@ -148,7 +148,7 @@ def add_roles(library: Library, settings: Settings) -> None:
 
 
 def add_tokens(library: Library, settings: Settings, *, where: str) -> None:
-    """Add the tokens that settings list and the pipeline does not, each with the id that it has there."""
+    """Add the tokens that the settings list but the pipeline lacks, each with its id in the settings."""
     declared = {token.content for token in library.get_added_tokens_decoder().values()}
     roles = {token_name(settings, role) for role in ROLES}
     for number, entry in _added_tokens(settings).items():
@@ -164,7 +164,7 @@ def add_tokens(library: Library, settings: Settings, *, where: str) -> None:
 
 
 def _added_tokens(settings: Settings) -> dict[int, Settings]:
-    """The tokens that settings add, by their ids and in this order: the library numbers them as they come."""
+    """Return the added tokens of the settings, sorted by id: the library numbers them in this order."""
     entries = settings.get("added_tokens_decoder") or {}
     try:
         if not isinstance(entries, dict):

@@ -1,4 +1,4 @@
-"""A vocabulary without the pieces that a user's texts never need; what is left splits them as before."""
+"""Trim a vocabulary: remove pieces that a user's texts never need; these are split as before."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator
@@ -10,33 +10,33 @@ from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
 
 CHUNK = 1024
-"""Texts that are split at once."""
+"""Number of texts to tokenize at once."""
 MARKS = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What SentencePiece has for a space."""
+"""SentencePiece's mark for a space."""
 BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
-"""The pieces that spell a character without one of its own, where a model falls back on bytes."""
+"""The pieces that spell characters outside the vocabulary, in models with byte fallback."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrimmedVocabulary:
-    """A smaller tokenizer, and the ids that its pieces had, in the order of the new ones."""
+    """A smaller tokenizer, and the old ids of its pieces, in the order of the new ids."""
 
     tokenizer: Tokenizer
     kept: tuple[int, ...]
 
 
 def seen_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[set[int]]:
-    """The ids that occur in texts, of some texts at a time."""
+    """Yield sets of the ids that occur in texts, each for CHUNK texts."""
     pending = iter(texts)
     while chunk := list(islice(pending, CHUNK)):
         yield {number for encoded in tokenizer.encode_many(chunk) for number in encoded.ids}
 
 
 def trimmed_vocabulary(tokenizer: Tokenizer, seen: Collection[int]) -> TrimmedVocabulary:
-    """The tokenizer with these ids, with special and added tokens, and with what words are spelled with.
+    """Return the tokenizer with these ids, special and added tokens, and the pieces that spell new words.
 
-    Texts of which all ids were seen are split as before: WordPiece takes the longest piece, BPE makes the
-    same merges, and Unigram finds the same likeliest way, for what they took is all there.
+    Texts whose ids are all in `seen` are split as before, because their pieces are all kept: WordPiece takes
+    the longest piece, BPE makes the same merges, and Unigram finds the same most likely split.
     """
     pipeline = json.loads(tokenizer.spec.pipeline)
     numbers = _numbers(pipeline["model"], where=tokenizer.spec.where)
@@ -58,7 +58,7 @@ def trimmed_vocabulary(tokenizer: Tokenizer, seen: Collection[int]) -> TrimmedVo
 
 
 def _numbers(model: dict[str, Any], *, where: str) -> dict[str, int]:
-    """The id of each piece."""
+    """Return the id of each piece."""
     if model["type"] == "Unigram":
         return {piece: number for number, (piece, _) in enumerate(model["vocab"])}
     if model["type"] not in ("WordPiece", "BPE"):
@@ -74,7 +74,7 @@ def _unknown(model: dict[str, Any]) -> str:
 
 
 def _merges(model: dict[str, Any]) -> list[tuple[str, str]]:
-    """The merges as pairs; older files write both parts in one word."""
+    """Return the merges as pairs; older files write both parts in one word."""
     return [tuple(each.split(" ", 1) if isinstance(each, str) else each) for each in model["merges"]]
 
 
@@ -83,7 +83,7 @@ def _merged(pair: tuple[str, str], model: dict[str, Any]) -> str:
 
 
 def _parts_of(kept: Collection[str], model: dict[str, Any]) -> set[str]:
-    """Every piece on the way to these, by all merges that lead there."""
+    """Return every piece on the way to these pieces, by all merges that lead there."""
     ways: dict[str, list[tuple[str, str]]] = {}
     for pair in _merges(model):
         ways.setdefault(_merged(pair, model), []).append(pair)
@@ -96,11 +96,11 @@ def _parts_of(kept: Collection[str], model: dict[str, Any]) -> set[str]:
 
 
 def _spelled_with(kept: Collection[str], numbers: Collection[str], model: dict[str, Any]) -> set[str]:
-    """The pieces of one character, in use or ASCII, and of bytes: new words are spelled and not unknown."""
+    """Return single-character pieces (in use or ASCII) and byte pieces, so that new words are not unknown."""
     prefix = model.get("continuing_subword_prefix") or ""
     bare = {piece: piece.removeprefix(prefix).lstrip(MARKS) for piece in numbers}
     known = {character for piece in kept for character in bare[piece]}
-    # Byte-level BPE writes every text with 256 characters, and needs them all.
+    # Byte-level BPE writes every text with 256 characters and needs all of them.
     single = {piece for piece, text in bare.items() if len(text) <= 1}
     in_bytes = BYTES.intersection(numbers if model.get("byte_fallback") else ())
     if model["type"] == "BPE":
@@ -110,7 +110,7 @@ def _spelled_with(kept: Collection[str], numbers: Collection[str], model: dict[s
 
 
 def _renumber(pipeline: dict[str, Any], kept: set[str], new: dict[int, int]) -> None:
-    """Leave the pipeline the kept pieces, and give all that names an id the new one."""
+    """Reduce the pipeline to the kept pieces, and replace all ids by the new ones."""
     model = pipeline["model"]
     if model["type"] == "Unigram":
         unknown = model.get("unk_id")
@@ -127,12 +127,12 @@ def _renumber(pipeline: dict[str, Any], kept: set[str], new: dict[int, int]) -> 
 
 
 def _renumber_template(processor: dict[str, Any] | None, new: dict[int, int]) -> None:
-    """The ids that a template adds."""
+    """Replace the ids of special tokens in a template."""
     if processor is None:
         return
     for part in processor.get("processors", ()):
         _renumber_template(part, new)
-    for name in ("sep", "cls"):  # of BERT's and RoBERTa's own processors: the token and its id
+    for name in ("sep", "cls"):  # in BERT's and RoBERTa's own processors: the token and its id
         if isinstance(processor.get(name), list):
             processor[name][1] = new[processor[name][1]]
     if isinstance(processor.get("special_tokens"), dict):

@@ -35,31 +35,31 @@ ALBERT_NAMES = BERT_NAMES | {
 }
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 UNLIKELY = -100.0
-"""The score of a piece that no text should be cut into."""
+"""Score, or penalty, of a piece that no text should be cut into."""
 Scores = list[tuple[str, float]]
 Normalizers = list[normalizers.Normalizer]
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """What an architecture makes of its SentencePiece model."""
+    """The differences between architectures that use a SentencePiece model."""
 
     names: dict[str, str]
     scores: Callable[[SentencePieceModel], Scores]
     unknown_id: Callable[[SentencePieceModel], int]
     normalizer: Callable[[Normalizers, Settings], normalizers.Normalizer]
-    """From the model's table of characters, if it has one."""
+    """Builds the normaliser from the model's table of characters, if it has one, and the settings."""
     segments: bool
-    """Whether the second text of a pair is another segment, as BERT's is; else two separators part them."""
+    """True if the second text of a pair is another segment, as in BERT; else two separators divide them."""
     wide_mask: bool = True
-    """Whether the mask takes the space before it along, as a word does."""
+    """True if the mask includes the space before it, like a word."""
 
 
 # ---- the vocabularies
 
 
 def _albert_scores(model: SentencePieceModel) -> Scores:
-    # ALBERT cuts the comma off "9,": in its published tokenizer.json such pieces are as good as not there.
+    # ALBERT splits the comma off "9,": its published tokenizer.json practically excludes such pieces.
     return [
         (each.text, each.score + UNLIKELY if _ends_number(each.text) else each.score) for each in model.pieces
     ]
@@ -70,7 +70,7 @@ def _ends_number(piece: str) -> bool:
 
 
 def _xlm_roberta_scores(model: SentencePieceModel) -> Scores:
-    # fairseq's first four tokens stand in for SentencePiece's <unk>, <s> and </s>, its mask behind the end.
+    # fairseq's first four tokens replace SentencePiece's <unk>, <s> and </s>; its mask is at the end.
     first = ("<s>", "<pad>", "</s>", "<unk>")
     pieces = [each.pair for each in model.pieces[3:]]
     return [*((piece, 0.0) for piece in first), *pieces, ("<mask>", 0.0)]
@@ -90,7 +90,7 @@ def _own_scores(model: SentencePieceModel) -> Scores:
 
 
 def albert_normalizer(table: Normalizers, settings: Settings) -> normalizers.Normalizer:
-    """Google's own quotes, accents and case, then the model's table of characters where it has one."""
+    """Return Google's rules for quotes, accents and case, then the model's table of characters, if any."""
     steps: Normalizers = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
     if switch(settings, "keep_accents") is not True:
         steps += [normalizers.NFKD(), normalizers.StripAccents()]
@@ -111,7 +111,7 @@ def _deberta_normalizer(table: Normalizers, settings: Settings) -> normalizers.N
 def _table(characters: bytes, file: Path) -> Normalizers:
     try:
         return [normalizers.Precompiled(characters)] if characters else []
-    except Exception as error:  # the library raises nothing finer
+    except Exception as error:  # the library raises no specific exception
         what = f"its table of characters is damaged ({error})"
         raise UserError(what, where=str(file), remedy=FETCH_AGAIN) from error
 
@@ -129,15 +129,15 @@ _DEBERTA = _Family(
 )
 SENTENCEPIECE_FILES = {
     "spiece.model": _ALBERT,
-    "30k-clean.model": _ALBERT,  # as Google published it, beside TensorFlow checkpoints
+    "30k-clean.model": _ALBERT,  # Google's name, next to TensorFlow checkpoints
     "sentencepiece.bpe.model": _XLM_ROBERTA,
     "spm.model": _DEBERTA,
 }
-"""The names under which the four are published; the third is also CamemBERT's."""
+"""Published file names of the four families; the third is also CamemBERT's."""
 
 
 def read_sentencepiece(file: Path, settings: Settings) -> tuple[Library, Settings]:
-    """The pipeline of a SentencePiece model as its architecture uses it, and its complete settings."""
+    """Build the pipeline of a SentencePiece model as its architecture uses it, with complete settings."""
     family = SENTENCEPIECE_FILES[file.name]
     if family is _XLM_ROBERTA and _is_camembert(file.parent, settings):
         family = _CAMEMBERT
@@ -146,7 +146,7 @@ def read_sentencepiece(file: Path, settings: Settings) -> tuple[Library, Setting
     pieces = {piece for piece, _ in scores}
     usual = dict(family.names)
     if family is _DEBERTA and usual["mask_token"] not in pieces and not settings.get("added_tokens_decoder"):
-        # Published without any trace of it; transformers adds it behind the end.
+        # Published without a mask in the file; transformers adds it at the end.
         added = {"content": usual["mask_token"], "special": True, "normalized": False}
         settings = settings | {"added_tokens_decoder": {str(len(scores)): added}}
     settings = name_special(settings, usual, vocabulary=pieces, file=file)
@@ -164,7 +164,7 @@ def read_sentencepiece(file: Path, settings: Settings) -> tuple[Library, Setting
 
 
 def unigram_library(scores: Scores, unknown_id: int, normalizer: normalizers.Normalizer) -> Library:
-    """A unigram model over words that begin with a mark for the space before them."""
+    """Build a unigram model over words that begin with a mark for the space before them."""
     library = Library(models.Unigram(scores, unk_id=unknown_id, byte_fallback=False))
     library.normalizer = normalizer
     library.pre_tokenizer = unigram_words()
@@ -173,15 +173,15 @@ def unigram_library(scores: Scores, unknown_id: int, normalizer: normalizers.Nor
 
 
 def unigram_words() -> pre_tokenizers.PreTokenizer:
-    """What cuts texts at white space and puts a mark before each word."""
+    """Return the pre-tokenizer that cuts texts at white space and puts a mark before each word."""
     marked = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme="always")
     return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), marked])
 
 
 def albert_pipeline(scores: Scores, *, cased: bool) -> Library:
-    """The pipeline of ALBERT over a new vocabulary, whose second piece is the unknown one."""
+    """Build ALBERT's pipeline over a new vocabulary, whose second piece is the unknown token."""
     library = unigram_library(scores, 1, new_albert_normalizer(cased=cased))
-    # The mask takes the space before it along, as a word does.
+    # The mask includes the space before it, like a word.
     settings = ALBERT_NAMES | {"mask_token": {"content": ALBERT_NAMES["mask_token"], "lstrip": True}}
     add_roles(library, settings)
     add_template(library, settings, segments=True)
@@ -189,12 +189,12 @@ def albert_pipeline(scores: Scores, *, cased: bool) -> Library:
 
 
 def new_albert_normalizer(*, cased: bool) -> normalizers.Normalizer:
-    """ALBERT's normaliser for a new vocabulary: without case and accents, or with both."""
+    """Return ALBERT's normaliser for a new vocabulary: without case and accents, or with both."""
     return albert_normalizer([], {"do_lower_case": not cased, "keep_accents": cased})
 
 
 def add_template(library: Library, settings: Settings, *, segments: bool) -> None:
-    """Put the special tokens around texts: as BERT does, or as RoBERTa does."""
+    """Put special tokens around texts: as in BERT with segments, else as in RoBERTa."""
     cls, sep = (str(token_name(settings, role)) for role in ("cls_token", "sep_token"))
     second = [f"{sep}:0", "$B:1", f"{sep}:1"] if segments else [f"{sep}:0", f"{sep}:0", "$B:0", f"{sep}:0"]
     library.post_processor = processors.TemplateProcessing(
@@ -205,10 +205,10 @@ def add_template(library: Library, settings: Settings, *, segments: bool) -> Non
 
 
 def _is_camembert(folder: Path, settings: Settings) -> bool:
-    """Whether tokenizer_config.json, or else config.json, names CamemBERT: the file's name does not tell."""
+    """True if tokenizer_config.json, or else config.json, names CamemBERT; the file name is ambiguous."""
     if name := settings.get("tokenizer_class"):
         return str(name).startswith("Camembert")
     config = folder / "config.json"
-    types = ("model_type", "base_model_type")  # the second where a model was pruned
+    types = ("model_type", "base_model_type")  # the second in pruned models
     found = read_json(config, remedy=FETCH_AGAIN) if config.is_file() else {}
     return "camembert" in (found.get(key) for key in types)

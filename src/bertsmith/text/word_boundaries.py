@@ -1,7 +1,7 @@
-"""Where words begin in a row of token ids, for every kind of vocabulary.
+"""Word boundaries in a row of token ids, for every kind of vocabulary.
 
-WordPiece says it of each piece. Elsewhere a word begins at a piece with a space before it, at a Chinese or
-Japanese character, and where letters, digits and other characters meet.
+In WordPiece each piece shows whether it begins a word. In other vocabularies a word begins at a piece with a
+space before it, at a Chinese or Japanese character, and between letters, digits and other characters.
 """
 
 import json
@@ -19,7 +19,7 @@ _ANY, _LETTER, _DIGIT, _MARK, _CHINESE = range(5)
 
 
 class _Ends(NamedTuple):
-    """Whether a piece begins a word whatever is before it, and the kinds of its first and last character."""
+    """Flag that a piece always begins a word, and the kinds of its first and last characters."""
 
     opens: bool
     first: int = _ANY
@@ -27,7 +27,7 @@ class _Ends(NamedTuple):
 
 
 class WordBoundaries:
-    """Knows of each id how its piece begins and ends."""
+    """The kinds of the first and last character of each id's piece."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         pipeline = json.loads(tokenizer.spec.pipeline)
@@ -39,17 +39,17 @@ class WordBoundaries:
             found = [_Ends(opens=not piece.startswith(inside)) for piece in pieces]
         elif '"ByteLevel"' in json.dumps(pipeline["pre_tokenizer"]):
             found = [_ends_of_bytes(piece) for piece in pieces]
-        else:  # sentencepiece writes a space as ▁
+        else:  # SentencePiece writes a space as ▁
             found = [_ends(piece.replace("▁", " ")) for piece in pieces]
         ends = np.zeros((3, tokenizer.vocabulary_size), np.uint8)
         ends[:, numbers] = np.array(found).T
         self._opens, self._first, self._last = ends[0] > 0, ends[1], ends[2]
 
     def begins(self, ids: NDArray[Any], sentence_lengths: NDArray[np.int64]) -> Flags:
-        """For each token, and for the position after the last, whether a word begins there."""
+        """Return for each token, and for the position after the last, True if a word begins there."""
         begins = np.ones(len(ids) + 1, np.bool_)
         begins[:-1] = self._opens[ids]
-        # Where characters of two kinds meet; a piece of any kind, as WordPiece has them, meets nothing.
+        # Borders between characters of two kinds; the kind _ANY (all WordPiece pieces) has no borders.
         first = self._first[ids[1:]]
         begins[1:-1] |= (first != _ANY) & (first != self._last[ids[:-1]])
         begins[np.cumsum(sentence_lengths) - sentence_lengths] = True
@@ -66,25 +66,25 @@ def _kind(character: str) -> int:
     if "\u3040" <= character <= "\u9fff":
         return _CHINESE
     category = unicodedata.category(character)[0]
-    if category in "LM" or character == "\ufffd":  # some bytes of a character: of a letter
+    if category in "LM" or character == "\ufffd":  # incomplete bytes of a character are treated as a letter
         return _LETTER
     return _DIGIT if category == "N" else _MARK
 
 
 def _ends_of_bytes(piece: str) -> _Ends:
-    if not all(character in _BYTES for character in piece):  # an added token is written plainly
+    if not all(character in _BYTES for character in piece):  # added tokens are plain text
         return _ends(piece)
     raw = bytes(_BYTES[character] for character in piece)
     ends = _ends(raw.decode(errors="replace"))
-    if raw[0] & 0xC0 == 0x80:  # continues a character
+    if raw[0] & 0xC0 == 0x80:  # starts in the middle of a character
         return _Ends(opens=False, first=_ANY, last=ends.last)
-    if raw[0] in _CHINESE_BYTES and ends.first == _LETTER:  # begins one, but does not end it
+    if raw[0] in _CHINESE_BYTES and ends.first == _LETTER:  # ends in the middle of a character
         return _Ends(opens=True, first=_CHINESE, last=ends.last)
     return ends
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's spelling of bytes: visible characters stand for themselves, the rest from U+0100 on."""
+    """Return GPT-2's spelling of bytes: visible characters are themselves, the rest is from U+0100 on."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = sorted(set(range(256)) - set(visible))
     shifted = {chr(0x100 + number): byte for number, byte in enumerate(hidden)}
@@ -92,4 +92,4 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTES = _byte_alphabet()
-_CHINESE_BYTES = frozenset([*range(0xE3, 0xEA), 0xEF])  # with which also kana and wide marks begin
+_CHINESE_BYTES = frozenset([*range(0xE3, 0xEA), 0xEF])  # kana and wide marks also begin with these

@@ -1,10 +1,10 @@
-"""How often each word stands in a corpus, counted by several processes and yet always the same.
+"""Count the words of a corpus with several processes; the result does not depend on them.
 
-Documents come in batches; a fixed number of batches makes a task, and the counts of tasks are added in the
-order of the input. So neither the number of workers nor their speed has a say in the result.
+Documents arrive in batches; a fixed number of batches makes a task, and the counts of tasks are added in the
+order of the input. So neither the number of workers nor their speed affects the result.
 
-Words are cut exactly where the tokenizer will cut them, in two steps, so that much text is fast: `chunks`
-cuts at C speed where a word surely ends, and `words` does the rest, once for each distinct chunk.
+Words are cut exactly as the tokenizer will cut them, in two steps for speed: `chunks` cuts quickly at certain
+word ends, and `words` does the rest, once for each distinct chunk.
 """
 
 import re
@@ -28,22 +28,22 @@ _BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _NORMALIZERS = {case: bert_normalizer(case) for case in ("uncased", "cased")}
 _ALBERT_NORMALIZERS = {case: new_albert_normalizer(cased=case == "cased") for case in ("uncased", "cased")}
 _UNIGRAM = unigram_words()
-# Nearly all chunks are printable ASCII, for which both rules are short and the library is ten times slower.
+# Nearly all chunks are printable ASCII. For these both rules are short, and the library is ten times slower.
 _PLAIN_BERT = re.compile("[0-9A-Za-z]+|[!-~]")
 _PLAIN_BYTES = re.compile(r"'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[!-/:-@\[-`{-~]+| +(?!\S)| +")
-# GPT-2's rule never looks back, and only white space can reach over a space: before a space that follows
-# anything else, a word ends.
+# GPT-2's rule never looks back, and only white space can match across a space: so a word ends before a space
+# that follows any other character.
 _BEFORE_LONE_SPACE = re.compile(r"(?<=\S)(?= )")
 
 
 class WordCutter(Protocol):
-    """From a text to chunks and from a chunk to words; the chunks' words are the text's words."""
+    """Cuts texts into chunks and chunks into words; the chunks' words are the text's words."""
 
     def chunks(self, text: str) -> list[str]:
-        """Parts of a text that can be cut into words one by one."""
+        """Return parts of a text that can be cut into words one by one."""
 
     def words(self, chunk: str) -> list[str]:
-        """The words of a chunk, as the tokenizer's model will be given them."""
+        """Return the words of a chunk, as the tokenizer's model will receive them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class BertWords:
     case: Case
 
     def chunks(self, text: str) -> list[str]:
-        """What stands between spaces and line ends."""
+        """Split a text at spaces and line ends."""
         return text.replace("\n", " ").split(" ")
 
     def words(self, chunk: str) -> list[str]:
-        """The normalised words of a chunk."""
+        """Return the normalised words of a chunk."""
         if chunk.isascii() and chunk.isprintable():
             return _PLAIN_BERT.findall(chunk.lower() if self.case == "uncased" else chunk)
         normalised = _NORMALIZERS[self.case].normalize_str(chunk)
@@ -66,17 +66,17 @@ class BertWords:
 
 @dataclass(frozen=True, slots=True)
 class ByteWords:
-    """Words as GPT-2 and RoBERTa cut them, a space before a word being part of it, their bytes as characters.
+    """Words as GPT-2 and RoBERTa cut them, with the space before a word, their bytes written as characters.
 
-    Each line is a text of its own: no word holds a line end.
+    Each line is a separate text: no word crosses a line end.
     """
 
     def chunks(self, text: str) -> list[str]:
-        """What stands between spaces, with the space before it."""
+        """Split a text before single spaces and at line ends."""
         return list(chain.from_iterable(map(_BEFORE_LONE_SPACE.split, text.split("\n"))))
 
     def words(self, chunk: str) -> list[str]:
-        """The words of a chunk, "Ġ" standing for a space and so on."""
+        """Return the words of a chunk, with "Ġ" for a space and so on."""
         if chunk.isascii() and chunk.isprintable():
             return [word.replace(" ", "Ġ") for word in _PLAIN_BYTES.findall(chunk)]
         return [word for word, _ in _BYTE_LEVEL.pre_tokenize_str(chunk)]
@@ -84,16 +84,16 @@ class ByteWords:
 
 @dataclass(frozen=True, slots=True)
 class UnigramWords:
-    """Words as ALBERT cuts them: at white space alone, a mark before each standing for the space."""
+    """Words as ALBERT cuts them: at white space only, with a mark for the space before each."""
 
     case: Case
 
     def chunks(self, text: str) -> list[str]:
-        """What stands between spaces and line ends."""
+        """Split a text at spaces and line ends."""
         return text.replace("\n", " ").split(" ")
 
     def words(self, chunk: str) -> list[str]:
-        """The normalised words of a chunk."""
+        """Return the normalised words of a chunk."""
         normalised = _ALBERT_NORMALIZERS[self.case].normalize_str(chunk)
         if normalised.isascii() and normalised.isprintable():
             return [SPACE + word for word in normalised.split(" ") if word]
@@ -104,24 +104,24 @@ Batch = TypeVar("Batch")
 
 # About 350 MB as a Python dictionary. 1 GB of English has about a million distinct words, most of them rare.
 DISTINCT_WORDS = 2_000_000
-# From so many documents on, one at least is held out: of fewer, one would be too much of the text.
+# Minimum number of documents for holding out at least one: from fewer, one would be too much of the text.
 ENOUGH_TO_SPARE_ONE = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Counting(Generic[Batch]):
-    """How to count: opening a batch, cutting its documents, and what is kept apart."""
+    """Settings for counting: how to open a batch and cut its documents, and how much to hold out."""
 
-    documents_of: Callable[[Batch], Iterable[str]]  # a function that the workers can import
+    documents_of: Callable[[Batch], Iterable[str]]  # must be importable by the workers
     cutter: WordCutter
-    held_out: float = 0.01  # fraction of documents not learned from
-    batches_per_task: int = 32  # of a megabyte: the larger, the fewer chunks are cut into words again
+    held_out: float = 0.01  # fraction of documents to hold out
+    batches_per_task: int = 32  # of a megabyte each; more mean that fewer chunks are cut into words again
     distinct_words: int = DISTINCT_WORDS
 
 
 @dataclass(slots=True)
 class WordCounts:
-    """The words of the documents to learn from, those of the documents held out, and how many there were."""
+    """Word counts of the documents to learn from and of held-out ones, and the numbers of both."""
 
     learned: dict[str, int]
     held_out: dict[str, int]
@@ -136,13 +136,13 @@ class _Task(Generic[Batch]):
 
 
 def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers: int = 1) -> WordCounts:
-    """The words of all batches; past the limit of distinct words the rarest so far are forgotten."""
+    """Count the words of all batches; beyond the limit of distinct words the rarest so far are dropped."""
     supply, size = iter(batches), counting.batches_per_task
     groups = iter(lambda: list(islice(supply, size)), [])
     tasks: Iterator[_Task[Batch]] = (_Task(size * number, group) for number, group in enumerate(groups))
     start = list(islice(tasks, 2))
     tasks = chain(start, tasks)
-    # Counts of each task in order; only as many tasks as there are workers are held in memory.
+    # Counts of each task in order; only about as many tasks as workers are in memory.
     counted: Generator[WordCounts, None, None]
     if workers == 1 or len(start) < 2:  # starting processes would take longer
         counted = (_count(task, counting) for task in tasks)
@@ -155,14 +155,14 @@ def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers:
             total.documents += part.documents
             total.held_out_documents += part.held_out_documents
             total.learned = without_rarest(_added(total.learned, part.learned), limit=counting.distinct_words)
-            if len(total.held_out) < counting.distinct_words:  # enough to evaluate on
+            if len(total.held_out) < counting.distinct_words:  # enough for an evaluation
                 total.held_out = _added(total.held_out, part.held_out)
     return total
 
 
 def without_rarest(words: dict[str, int], *, limit: int) -> dict[str, int]:
-    """The words as they are, or if they are more than the limit, at most half of it: the most frequent."""
-    # Half, so that it does not happen with every task; by count alone, so that no word is preferred.
+    """Return the words unchanged, or, if they exceed the limit, the most frequent, at most half the limit."""
+    # Half, so that this does not happen with every task. By count alone, so that no word is preferred.
     min_count = 1
     kept = words
     while len(words) > limit and len(kept) > limit // 2:
@@ -172,7 +172,7 @@ def without_rarest(words: dict[str, int], *, limit: int) -> dict[str, int]:
 
 
 def held_out_of(batch: int, documents: int, *, fraction: float, minimum: int = 0) -> list[bool]:
-    """Which documents of a batch are held out: a draw by their number, the same in every run."""
+    """Return which documents of a batch are held out: a draw by their number, the same in every run."""
     draws = uniforms(np.uint64(key_of(0, "held out", batch)), np.arange(documents, dtype=np.uint64))
     is_chosen = draws < fraction
     is_chosen[np.argsort(draws)[:minimum]] = True
@@ -187,7 +187,7 @@ def _added(words: dict[str, int], more: dict[str, int]) -> dict[str, int]:
 
 
 def _as_it_came(counting: Counting[Batch]) -> Counting[Batch]:
-    return counting  # a worker's state; a lambda could not be pickled to it
+    return counting  # a worker's state; a lambda could not be pickled
 
 
 def _count(task: _Task[Batch], counting: Counting[Batch]) -> WordCounts:
@@ -195,7 +195,7 @@ def _count(task: _Task[Batch], counting: Counting[Batch]) -> WordCounts:
     documents = held_out_documents = 0
     for number, batch in enumerate(task.batches, task.first_batch):
         listed = list(counting.documents_of(batch))
-        # Only in the first task, which knows that no other came before: tasks are counted apart.
+        # Only in the first task, because tasks are counted separately and only the first has none before it.
         is_due = task.first_batch == 0 and not held_out_documents and counting.held_out > 0
         minimum = int(is_due and documents + len(listed) >= ENOUGH_TO_SPARE_ONE)
         apart = held_out_of(number, len(listed), fraction=counting.held_out, minimum=minimum)

@@ -2,18 +2,24 @@
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import lock_for_this_process, open_lock_file
+from bertsmith.core.files import lock_for_this_process, open_lock_file, remove_empty, sha256_of, write_text
+from bertsmith.training.checkpoint_storage import newest_sound_step
 from bertsmith.training.distributed import ALONE, World
 
 LOCK = ".lock"
+MANIFEST = "model.sha256"
+"""What the files of the finished model are, as sha256sum writes and checks it."""
+FOR_PEOPLE = {".md", ".png", ".jsonl"}
+"""Endings of files in the model that nothing reads again: they may be changed."""
 PARTIAL = ".partial"
 """How the names of files end that are being written (core/files.py)."""
 Block = list[str]
@@ -59,6 +65,46 @@ class RunFolder:
         """Whether that run is finished."""
         return (self.path / self.result_file).is_file()
 
+    def write_manifest(self) -> None:
+        """Write down what the files of the finished model are."""
+        files = (each for each in sorted(self.model.rglob("*")) if each.is_file())
+        kept = (each for each in files if each.suffix not in FOR_PEOPLE)
+        lines = (f"{sha256_of(each)}  {each.relative_to(self.path).as_posix()}\n" for each in kept)
+        write_text(self.path / MANIFEST, "".join(lines))
+
+    def damage(self) -> str:
+        """The first file of the finished model that is not as the run wrote it, or nothing."""
+        manifest = self.path / MANIFEST  # runs of earlier versions have none
+        text = manifest.read_bytes().decode(errors="replace") if manifest.is_file() else ""
+        for digest, name in re.findall(r"([0-9a-f]{64})  ([^\0\n]+)", text):
+            if not (self.path / name).is_file() or sha256_of(self.path / name) != digest:
+                return str(name)
+        return ""
+
+    def put_damaged_model_aside(self) -> str:
+        """Let a finished run end again from its last state if its model is damaged; says so, or nothing.
+
+        The damaged model is kept. Raises where no state is whole.
+        """
+        if not self.finished or not (name := self.damage()):
+            return ""
+        what = "is not as the run wrote it"
+        if newest_sound_step(self.checkpoints) is None:
+            remedy = "restore it from a copy, or remove the folder and run again: no saved state is there"
+            raise UserError(what, where=str(self.path / name), remedy=remedy)
+        aside = self.path / "model.damaged"
+        shutil.rmtree(aside, ignore_errors=True)
+        if self.model.exists():
+            self.model.rename(aside)
+        (self.path / self.result_file).unlink(missing_ok=True)
+        said = f"the model is made again, and the damaged one kept as {aside.name}"
+        return f"{self.path / name}: {what}; {said}"
+
+    def ended_whole(self, world: World) -> bool:
+        """Whether the run is finished and its model sound; all processes call it and hear the same."""
+        sound = world.on_main(lambda: self.finished and not self.damage())
+        return world.broadcast(float(bool(sound))) > 0
+
     def check_no_unknown_files(self) -> None:
         """Raise if there is no run and something that a killed start of one could not have left."""
         if self.begun or not self.path.exists():
@@ -97,12 +143,13 @@ class RunLock:
 
     folder: Path
     handle: int
-    made_folder: bool
+    made: Sequence[Path]
+    """The folder and those above it that were missing."""
 
     @classmethod
     def take(cls, folder: Path) -> "RunLock":
         """Lock a folder, which is made where it is missing; raises if another process holds the lock."""
-        made_folder = not folder.exists()
+        made = [each for each in (folder, *folder.parents) if not each.exists()]
         handle = open_lock_file(folder / LOCK)
         try:
             lock_for_this_process(handle)
@@ -112,7 +159,7 @@ class RunLock:
             what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
             remedy = "wait for it or stop it, or give --out another folder"
             raise UserError(what, where=str(folder), remedy=remedy) from error
-        return cls(folder, handle, made_folder)
+        return cls(folder, handle, made)
 
     def release(self) -> None:
         """Let other processes in."""
@@ -121,9 +168,7 @@ class RunLock:
     def release_and_remove(self) -> None:
         """Let other processes in, and leave nothing of a run that was rejected before it began."""
         (self.folder / LOCK).unlink(missing_ok=True)
-        if self.made_folder:
-            with suppress(OSError):  # somebody else may have put something there
-                self.folder.rmdir()
+        remove_empty(self.made)
         os.close(self.handle)
 
 

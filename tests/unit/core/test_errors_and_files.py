@@ -234,3 +234,20 @@ def test_a_message_is_of_readable_length_and_its_control_characters_are_spelled_
     line = UserError("the label 'a\x1b[31mb\ud800\u202ec' is unknown", where="my.tsv:2").line()
     assert line == r"my.tsv:2: the label 'a\x1b[31mb\ud800\u202ec' is unknown"
     assert len(UserError("x" * 1_000_000, remedy="y").line()) < 2100
+
+
+@pytest.mark.parametrize("atomic", [atomic_path, atomic_folder])
+def test_a_failed_write_leaves_none_of_the_folders_that_it_made(tmp_path, atomic):
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ZeroDivisionError), atomic(tmp_path / "there" / "a" / "b" / "c"):
+        raise ZeroDivisionError
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+
+
+def test_what_a_killed_writer_left_inside_a_folder_is_removed_by_the_next_one(tmp_path):
+    left = tmp_path / "out" / ".out.01234567.partial"
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    with atomic_folder(tmp_path / "out") as fresh:
+        (fresh / "whole").touch()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]

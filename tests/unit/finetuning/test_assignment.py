@@ -228,7 +228,7 @@ def test_a_run_that_was_rejected_leaves_nothing_and_the_mended_command_runs(mode
         finetune(replace(wrong, data=tmp_path / "nowhere"), Notebook())
     with pytest.raises(UserError, match="text.longest=128"):
         tune("sst2", model, tmp_path, "text.longest=500")
-    assert not wrong.out.exists()
+    assert not wrong.out.parent.exists()
     assert finetune(replace(wrong, data=mended), Notebook()).finished
 
 

@@ -1,5 +1,7 @@
 """A run that was interrupted ends as one that was not, to the bit, and one that is finished is left alone."""
 
+import shutil
+
 import pytest
 
 from bertsmith.core.errors import UserError
@@ -176,3 +178,52 @@ def test_a_finished_run_is_not_done_again(straight, model, tmp_path):
     assert notebook.notes == [f"{first.folder} is finished already: nothing is left to do"]
     assert notebook.lines == []
     assert {file: file.stat().st_mtime_ns for file in first.folder.rglob("*")} == before
+
+
+def damaged(folder, file):
+    """The finished model of a run, one file of which is cut off or empty."""
+    place = folder / "model" / file
+    place.write_bytes(place.read_bytes()[: place.stat().st_size // 2 if file.endswith(".safetensors") else 0])
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_damaged_model_of_a_finished_run_is_made_again_from_its_last_state(straight, model, tmp_path, file):
+    settings = (*SETTINGS, "run.keep_state=true")
+    folder = tune("sst2", model, tmp_path, *settings).folder
+    whole = (folder / "model" / file).read_bytes()
+    damaged(folder, file)
+    notebook = Notebook()
+    assert tune("sst2", model, tmp_path, *settings, notebook=notebook).finished
+    (note,) = [note for note in notebook.notes if "is not as the run wrote it" in note]
+    assert note.startswith(f"{folder / 'model' / file}: ") and note.endswith("kept as model.damaged")
+    assert (folder / "model" / file).read_bytes() == whole
+    assert (folder / "model.damaged" / file).stat().st_size < len(whole)
+    assert same(folder, straight)
+    shutil.rmtree(folder / "model")
+    assert (
+        tune("sst2", model, tmp_path, *settings).finished and (folder / "model" / file).read_bytes() == whole
+    )
+    (folder / "model.sha256").write_bytes(b"\xff\0" + (folder / "model.sha256").read_bytes()[:200])
+    assert tune("sst2", model, tmp_path, *settings).finished
+
+
+def test_a_damaged_model_without_any_state_is_named(model, tmp_path):
+    folder = tune("sst2", model, tmp_path, "run.epochs=0.1").folder
+    damaged(folder, "model.safetensors")
+    with pytest.raises(UserError, match="is not as the run wrote it") as error:
+        tune("sst2", model, tmp_path, "run.epochs=0.1")
+    assert error.value.where == str(folder / "model" / "model.safetensors")
+    (folder / "model" / "model.safetensors").unlink()
+    with pytest.raises(UserError, match="is not as the run wrote it"):
+        tune("sst2", model, tmp_path, "run.epochs=0.1")
+
+
+def test_what_people_may_change_is_no_damage_and_a_run_of_an_earlier_version_is_taken_as_it_is(
+    model, tmp_path
+):
+    folder = tune("sst2", model, tmp_path, "run.epochs=0.1").folder
+    (folder / "model" / "card.md").write_text("A card of my own.")
+    assert tune("sst2", model, tmp_path, "run.epochs=0.1").finished
+    (folder / "model.sha256").unlink()
+    damaged(folder, "model.safetensors")
+    assert tune("sst2", model, tmp_path, "run.epochs=0.1").finished

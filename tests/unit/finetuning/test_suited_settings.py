@@ -43,6 +43,16 @@ def test_fewer_rows_are_seen_more_often(rows, passes, batch, folder, tmp_path):
     assert f"{passes} passes of" in reason
 
 
+def test_a_long_run_ends_by_patience(folder, tmp_path):
+    file = table(tmp_path, 13_000)
+    recipe, reason = recipe_for(file, folder)
+    assert (recipe.run.evaluations, recipe.run.patience, recipe.run.keep) == (10, 3, "best")
+    assert "(1,098 steps), fewer if 3 of 10 evaluations gain nothing" in reason
+    for given in ("run.patience=off", "run.keep=last"):
+        assert recipe_for(file, folder, given)[0].run.patience == "off"
+    assert recipe_for(table(tmp_path, 1000), folder)[0].run.patience == "off"
+
+
 def test_a_folder_says_its_own_rates(folder, tmp_path):
     (folder / DEFAULTS_FILE).write_text('lr = 7e-4\nlora_lr = 9e-3\npooling = "first"\n')
     file = table(tmp_path, 60)

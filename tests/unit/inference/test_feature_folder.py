@@ -63,6 +63,7 @@ def test_a_stopped_call_resumes_to_the_same_arrays(bert, tmp_path, monkeypatch):
         writer.arrays["vectors"].append(np.zeros((1, 128)))  # half of a piece
         raise KeyboardInterrupt
     assert not stopped.out.exists()
+    (stopped.unfinished / ".features.json.01234567.partial").touch()  # as a kill would leave it
     seen = []
     encode = bert.reader.encode
     monkeypatch.setattr(

@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -264,3 +265,25 @@ def test_a_run_that_saves_beside_its_steps_leaves_the_states_of_one_that_does_no
     for step in steps:
         assert differing(*(state_of(tmp_path / run, step) for run in ("before", "beside"))) == []
     assert last_scalars(tmp_path / "before") == last_scalars(tmp_path / "beside")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_damaged_model_of_a_finished_run_is_made_again_from_its_last_state(finished, store, tmp_path, file):
+    run_tiny(store, tmp_path / "run")
+    place = tmp_path / "run" / "model" / file
+    whole = place.read_bytes()
+    place.write_bytes(whole[: len(whole) // 2] if file == "model.safetensors" else b"")
+    listener = Listener()
+    assert run_tiny(store, tmp_path / "run", listener=listener).state == "finished"
+    (note,) = [note for note in listener.notes if "is not as the run wrote it" in note]
+    assert note.startswith(f"{place}: ") and place.read_bytes() == whole
+    assert same(tmp_path / "run", finished)
+    assert run_tiny(store, tmp_path / "run").state == "finished"
+
+
+def test_a_damaged_model_without_any_state_is_named(store, tmp_path):
+    run_tiny(store, tmp_path / "run", "run.steps=2")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "model" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"is not as the run wrote it.*no saved state is there"):
+        run_tiny(store, tmp_path / "run", "run.steps=2")

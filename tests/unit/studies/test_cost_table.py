@@ -52,7 +52,7 @@ def measuring(monkeypatch):
 
     def in_this_one(request, model, device):
         done.append((model.name, device))
-        cost = measure(CostRequest(model, request.data, device, request.seconds, time.time()))
+        cost = measure(CostRequest(model, request.data, device, request.seconds, time.monotonic()))
         return json.loads(json.dumps(study.asdict(cost)))
 
     monkeypatch.setattr(study, "_in_its_own_process", in_this_one)
@@ -107,7 +107,7 @@ def again(place, model, tmp_path, monkeypatch):
         shutil.copytree(source, target)
     adapter = next(copied["run"].rglob("adapter_config.json"))
     edit_json(adapter, lambda config: config.update(base_model_name_or_path=str(copied["base"])))
-    cost = measure(CostRequest(copied["run"], copied["data"], "cpu", 0.0, time.time()))
+    cost = measure(CostRequest(copied["run"], copied["data"], "cpu", 0.0, time.monotonic()))
     measured = []
     monkeypatch.setattr(study, "_in_its_own_process", lambda *_: measured.append(1) or study.asdict(cost))
     monkeypatch.setattr(CostTableRequest, "devices", lambda _: ("cpu",))
@@ -153,7 +153,7 @@ def test_another_machine_or_version_is_measured_again(again, monkeypatch, module
 def test_a_process_of_its_own_measures_the_same(place, tmp_path):
     request = CostTableRequest(SST2, (place / "merged",), place / "data" / "sst2", tmp_path / "cost", 0.0)
     own = study._in_its_own_process(request, place / "merged", "cpu")
-    here = measure(CostRequest(place / "merged", request.data, "cpu", 0.0, time.time()))
+    here = measure(CostRequest(place / "merged", request.data, "cpu", 0.0, time.monotonic()))
     same = ("parameters", "disk_bytes", "flops", "metric")
     assert [own[name] for name in same] == [getattr(here, name) for name in same]
     assert tuple(own["quality"]) == here.quality and own["startup_seconds"] > here.startup_seconds
@@ -237,7 +237,7 @@ def test_a_model_takes_the_energy_of_its_counted_batches(place, monkeypatch):
 
     monkeypatch.setattr(cost_measurement, "_predict", noted)
     monkeypatch.setattr(cost_measurement, "joules_used", lambda: float(sum(batches)))
-    cost = measure(CostRequest(place / "merged", place / "data" / "sst2", "cpu", 0.0, time.time()))
+    cost = measure(CostRequest(place / "merged", place / "data" / "sst2", "cpu", 0.0, time.monotonic()))
     assert (len(batches), cost.joules) == (7, 1.0)
 
 

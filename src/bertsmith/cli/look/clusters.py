@@ -1,4 +1,4 @@
-"""`bertsmith look clusters`: which heads attend alike."""
+"""`bertsmith look clusters`: map the heads by their attention."""
 
 from functools import partial
 
@@ -26,9 +26,9 @@ def clusters(
 ) -> None:
     """Show which heads attend alike, as a map.
 
-    The distance of two heads is the Jensen-Shannon divergence between what tokens attend to in them. The map
-    puts heads near each other that are alike, and colours them by what they do on the surface. Beside it
-    stands how alike the heads of a layer are in three networks with random weights.
+    The distance of two heads is the Jensen-Shannon divergence between the attention of tokens in them. The
+    map places similar heads near each other, and colours them by their surface behaviour. The similarity of
+    the heads of a layer in three networks with random weights serves as a control.
 
     Example: bertsmith look clusters --model models/bert-base --input texts.txt --out look/
     """

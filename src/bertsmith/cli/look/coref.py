@@ -1,4 +1,4 @@
-"""`bertsmith look coref`: which head finds the antecedent of a mention."""
+"""`bertsmith look coref`: find the head that links a mention to its antecedent."""
 
 from functools import partial
 from pathlib import Path
@@ -36,9 +36,9 @@ def coref(
     """Show which head finds the antecedent of a mention.
 
     A mention's head word points to the earlier mention that it attends to most. The head that is right most
-    often is chosen on one file and scored on another, by pronouns, names and other nouns, beside the nearest
-    mention, the nearest with the same head word, and rules. Of GAP a pronoun has two candidates, and the
-    scores are by gender. Three networks with random weights stand beside it.
+    often is chosen on one file and scored on another, by pronouns, names and other nouns. The baselines are
+    the nearest mention, the nearest with the same head word, and rules. In GAP a pronoun has two candidates,
+    and the scores are by gender. Three networks with random weights serve as a control.
 
     Example: bertsmith look coref --data gap-test.tsv --choose-on gap-development.tsv --out look/
     """
@@ -63,7 +63,7 @@ def coref(
 
 
 def questions_of(bert: "Bert", path: Path, longest: int) -> "QuestionSet":
-    """The questions of a file in any of the formats."""
+    """Read the questions of a file in any of the formats."""
     from bertsmith.insight.coreference import document_questions, gap_questions
     from bertsmith.insight.gap import is_gap, read_gap
     from bertsmith.insight.mentions import read_mentions

@@ -1,4 +1,4 @@
-"""`bertsmith look direction`: how much attention goes left and right, and what a task loses without."""
+"""`bertsmith look direction`: measure attention to the left and right, and the loss of a task without."""
 
 from functools import partial
 from pathlib import Path
@@ -40,8 +40,8 @@ def direction(
 ) -> None:
     """Show whether heads look left or right, and what a task loses when one side of each word is hidden.
 
-    Hidden means: in every layer a word sees itself, special tokens and the words of the other side only;
-    [CLS] and [SEP] still see all. Beside the fractions stands what networks with random weights show.
+    Hidden means: in every layer a word sees only itself, special tokens and the words of the other side;
+    [CLS] and [SEP] still see all. Networks with random weights serve as a control of the fractions.
 
     Example: bertsmith look direction --input texts.txt --out look/
 
@@ -65,7 +65,7 @@ def direction(
 
 
 def _task(bert: "Bert", model: Path | None, data: Path, device: str) -> "tuple[list[TextOrPair], TaskLoss]":
-    """The texts of a task, and its metric with both sides, and without either."""
+    """Return the texts of a task, and its metric with both sides and without either."""
     from bertsmith.finetuning.predict import predict_labelled
     from bertsmith.insight.direction import TaskLoss, one_sided_metrics
     from bertsmith.tasks.example_types import TextExample

@@ -1,4 +1,4 @@
-"""`bertsmith look`: what goes on inside a model, as tables and pictures."""
+"""`bertsmith look`: study the inside of a model with tables and pictures."""
 
 from typer import Typer
 

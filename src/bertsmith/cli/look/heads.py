@@ -1,4 +1,4 @@
-"""`bertsmith look heads`: which head finds which dependency relation."""
+"""`bertsmith look heads`: find the head that predicts each dependency relation."""
 
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,8 @@ def heads(
 
     A head's guess for a word is the word that it attends to most, or the one that attends to it most. For
     each relation with at least 100 occurrences the best head is chosen on one treebank and scored on
-    another, with an interval, beside the best fixed offset and three networks with random weights.
+    another, with an interval. The best fixed offset is the baseline, and three networks with random weights
+    are the control.
 
     Example: bertsmith look heads --model models/bert-base --treebank en_ewt-ud-dev.conllu
     --choose-on en_ewt-ud-train.conllu --out look/

@@ -1,4 +1,4 @@
-"""`bertsmith look layers` and `changes`: how far layers move tokens, and what fine-tuning changed in them."""
+"""`bertsmith look layers` and `changes`: the distance that layers move tokens, and changes by fine-tuning."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +37,8 @@ def layers(
 ) -> None:
     """Show how far each layer moves a token: L2 distance and angle between its input and output.
 
-    The figure with which Lan et al. 2019 compared BERT and ALBERT: where layers share their weights, tokens
-    move more evenly. Three networks with random weights stand beside each model.
+    The figure with which Lan et al. 2019 compared BERT and ALBERT: if layers share their weights, tokens
+    move more evenly. Each model is compared with three networks with random weights.
 
     Example: bertsmith look layers --models models/bert models/albert --input texts.txt --out layers.png
     """
@@ -67,7 +67,7 @@ def changes(
     device: DeviceOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Show what fine-tuning changed, layer by layer: weights and, given texts, what the layers say of them.
+    """Show what fine-tuning changed, layer by layer: weights and, given texts, their states.
 
     Example: bertsmith look changes models/bert-base runs/sst2 --input texts.txt --out changes.png
     """

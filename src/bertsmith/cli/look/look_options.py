@@ -1,4 +1,4 @@
-"""What the commands of `bertsmith look` have in common: options, texts, and how a report is left behind."""
+"""Shared by the commands of `bertsmith look`: options, texts, and writing a report."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -35,7 +35,7 @@ SeedOption = Annotated[int, Option("--seed", min=0, help="Of random weights, mas
 
 
 def open_for_looking(model: Path | None, device: str, ability: str = "look") -> "Bert":
-    """The model, or the embedded one with an ability, in fp32: studies compare small differences."""
+    """Open the model, or the embedded one with an ability, in fp32: studies compare small differences."""
     return open_model(model, ability, device=device, precision="fp32")
 
 
@@ -58,12 +58,12 @@ def names_of_models(models: Sequence[Path]) -> list[str]:
 
 
 def texts_or_pairs(source: Path) -> "list[TextOrPair]":
-    """All texts and pairs of a file."""
+    """Return all texts and pairs of a file."""
     return [text for piece in pieces_of(source.expanduser(), text_or_pair) for text in piece.texts]
 
 
 def leave(reports: "Sequence[Report]", out: Path, *, as_json: bool) -> None:
-    """Write reports into a folder, and print what they say."""
+    """Write reports into a folder, and print them."""
     from bertsmith.insight.report import plain, write_report
 
     out = out.expanduser()

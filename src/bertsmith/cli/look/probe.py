@@ -1,4 +1,4 @@
-"""`bertsmith look probe`: what simple probes find in layers and in attention."""
+"""`bertsmith look probe`: train simple probes on layers and on attention."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,10 +24,10 @@ def probe(
 ) -> None:
     """Show what simple probes find: part of speech and depth in each layer, trees in attention.
 
-    Of each layer's vectors a linear probe learns the part of speech of a word and its depth in the
-    dependency tree; beside it stands a control task, random labels of words, which can only be learned by
-    heart. Of all heads together two probes learn to find heads of words: from attention alone, and with
-    static vectors. Everything is done again with three networks of random weights.
+    From each layer's vectors a linear probe learns the part of speech of a word and its depth in the
+    dependency tree. Its control task, random labels of words, can only be learned by heart. From all heads
+    together two probes learn to find heads of words: from attention alone, and with static vectors.
+    Everything is repeated with three networks of random weights.
 
     Example: bertsmith look probe --train en_ewt-ud-train.conllu --treebank en_ewt-ud-dev.conllu --out look/
     """

@@ -26,10 +26,10 @@ def surface(
 ) -> None:
     """Show what every head attends to on the surface.
 
-    Previous, next and current token, [CLS], [SEP], periods and commas, the other text of a pair, how broad
-    attention is (entropy), and, where the model has a masked-LM head, how much its loss changes with
-    attention (gradients), as Clark et al. 2019 measured them on pairs of paragraphs. Beside it stands what
-    three networks with random weights show.
+    Measures the attention to the previous, next and current token, [CLS], [SEP], periods and commas, and the
+    other text of a pair, and how broad it is (entropy). If the model has a masked-LM head, also measures how
+    much its loss changes with attention (gradients). Clark et al. 2019 measured these on pairs of paragraphs.
+    Three networks with random weights serve as a control.
 
     Example: bertsmith look surface --model models/bert-base --input texts.txt --out look/
     Pairs of consecutive lines: paste - - < texts.txt > pairs.txt

@@ -1,6 +1,6 @@
-"""`bertsmith look attention`, `senses` and `words`: views to be opened in a browser, each one file.
+"""`bertsmith look attention`, `senses` and `words`: views for a browser, each in one file.
 
-Of attention and senses a picture is written instead, where the file is to be one.
+For attention and senses, a .png file gets a picture instead.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,8 +44,8 @@ def attention(
 ) -> None:
     """Write a view of all heads over one text: choose a head, then a token, and see what it reads.
 
-    It works offline and by keyboard, with texts as long as the model takes. A .png shows one head as arcs
-    over the text, what flows from layer to layer, and all heads.
+    It works offline and by keyboard, with texts up to the model's maximum length. A .png shows one head as
+    arcs over the text, the flow from layer to layer, and all heads.
 
     Example: bertsmith look attention "The dog that chased the cats was tired." --out view.html
     """
@@ -60,8 +60,8 @@ def attention(
             echo(f"{write_attention_picture(place, bert, given, title=title):,} tokens -> {place}")
             return
         data = attention_data(bert, given)
-    except UserError as error:  # nothing is cut: attention over half of a text is another one's
-        if error.index is None:  # not of the text
+    except UserError as error:  # do not truncate: attention differs over half of a text
+        if error.index is None:  # not about the text
             raise
         remedy = "shorten it" if error.remedy == Remedy.TRUNCATE else error.remedy
         raise replace(error, index=None, where="the text", remedy=remedy) from error
@@ -114,10 +114,11 @@ def words(
     """Write a view of the words that decided a text's class, by two methods, and say how faithful they are.
 
     Leave-one-out is what the class's probability loses without the word; gradient x input how the class's
-    score follows the word's vector. Comprehensiveness and sufficiency (DeYoung et al. 2020) tell how much the
-    probability falls without the words that a method ranks first, and with them alone, beside random words.
+    score follows the word's vector. Comprehensiveness and sufficiency (DeYoung et al. 2020) measure how much
+    the probability falls without the words that a method ranks first, and with them alone, compared with
+    random words.
 
-    Without --model it is the embedded model for sentiment that decides.
+    Without --model, the embedded model for sentiment decides.
 
     Example: bertsmith look words "A stunning ballet dancer." --out why.html
 
@@ -139,7 +140,7 @@ def words(
         found = deciding_words(bert, given, seed=seed)
     name = name_of_model(model, "classify")
     data = words_data(found, model=name)
-    # Printed first: what took minutes is not lost if the view cannot be written.
+    # Printed first, so that minutes of work are not lost if the view cannot be written.
     if as_json:
         print_json(data)
     else:
@@ -150,7 +151,7 @@ def words(
 
 
 def _show(found: "Sequence[DecidingWords]", faithfulness: "Mapping[str, Faithfulness]") -> None:
-    """Print the words of these texts, and how far each method can be trusted."""
+    """Print the words of these texts, and the faithfulness of each method."""
     for each in found:
         echo(f"{each.label} {each.probability:.1%}")
         order = sorted(range(len(each.words)), key=lambda at: -each.scores["leave-one-out"][at])

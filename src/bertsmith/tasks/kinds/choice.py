@@ -1,4 +1,4 @@
-"""One of several texts, all of which are sequences of one item. Shapes: M items, N sequences."""
+"""Choosing one of several texts; an item has a sequence for each. Shapes: M items, N sequences."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ from bertsmith.text.tokenizer import Tokenizer
 
 
 class Choose(Kind[ChoiceExample]):
-    """One of several pairs of texts."""
+    """The kind that chooses one of several pairs of texts."""
 
     name = "choice"
     pipeline_tag = "multiple-choice"
@@ -45,7 +45,7 @@ class Choose(Kind[ChoiceExample]):
         tokenizer: Tokenizer,
         text: TextSection,
     ) -> EncodedSet:
-        """A sequence for each option; all options of an example are one item."""
+        """Encode a sequence for each option; all options of an example are one item."""
         if text.long_texts == "windows":
             remedy = "set text.long_texts to truncate or head-tail"
             raise UserError("options of a choice cannot be shown in windows", remedy=remedy)
@@ -96,7 +96,7 @@ class Choose(Kind[ChoiceExample]):
     def constant_predictions(
         self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
     ) -> Predictions:
-        """The place where the right option stands most often; the first one where an item has fewer."""
+        """Predict the most frequent index of the right option, or 0 if an item has fewer options."""
         frequent = np.bincount(known[known >= 0], minlength=1).argmax()
         options_M = np.diff(encoded.items_M1)
         scores_N = np.zeros(len(encoded.starts_N1) - 1, np.float32)
@@ -129,7 +129,7 @@ class Choose(Kind[ChoiceExample]):
     def prediction_rows(
         self, labels: tuple[str, ...], split: PredictedSplit[ChoiceExample], *, separator: str
     ) -> list[dict[str, Any]]:
-        """A row for each example: its id, the chosen option, counted from 0, and the probability of each."""
+        """Return a row for each example: its id, the index of the chosen option, and all probabilities."""
         predicted_M = self.predicted_targets(split.encoded, split.predictions)
         probabilities = [each.tolist() for each in _by_item(split.predictions, split.encoded)]
         return [
@@ -140,7 +140,7 @@ class Choose(Kind[ChoiceExample]):
 
 
 def _by_item(predictions: Predictions, encoded: EncodedSet) -> list[Numbers]:
-    """The probabilities of each item's options."""
+    """Return the probabilities of each item's options."""
     return np.split(predictions.scores, encoded.items_M1[1:-1])
 
 

@@ -1,4 +1,4 @@
-"""One of several classes for a text or a pair. Shapes: M texts, C classes."""
+"""Choosing one of several classes for a text or a pair. Shapes: M texts, C classes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from bertsmith.tasks.text_encoding import Targets, label_ids
 
 
 class Classify(TextKind):
-    """One of several classes."""
+    """The kind that chooses one of several classes."""
 
     name = "classify"
     pipeline_tag = "text-classification"

@@ -1,7 +1,7 @@
-"""What a kind of task is: how it encodes, learns, predicts, and how right its predictions are.
+"""Base class of all kinds of tasks: encoding, loss functions, predictions and their evaluation.
 
-A kind has no state. A new one is a file beside this one and a line in `registry.KINDS`; nothing else asks
-which kind a task has. Shapes: M items, N sequences, P tagged words, T tokens, C classes.
+A kind has no state. A new kind is a file in this folder and a line in `registry.KINDS`; no other code depends
+on which kind a task has. Shapes: M items, N sequences, P tagged words, T tokens, C classes.
 """
 
 from abc import ABC, abstractmethod
@@ -29,33 +29,33 @@ from bertsmith.tasks.predictions import (
 )
 from bertsmith.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # a kind is told of in `inspect` and `--help`, which do without torch
+if TYPE_CHECKING:  # `inspect` and `--help` import kinds without torch
     from torch import Tensor
 
     from bertsmith.tasks.batches import TaskBatch
 
 LossFunction = Callable[["Tensor", "TaskBatch"], tuple["Tensor", "Tensor"]]
-"""From a scorer's outputs to the loss of each target, and what part of it is predicted right."""
+"""Maps a scorer's outputs to the loss of each target, and the fraction of it predicted right."""
 SoftLossFunction = Callable[["Tensor", "TaskBatch", float], "Tensor"]
-"""From a scorer's outputs to how far each target's scores are from a teacher's, at a temperature."""
+"""Maps a scorer's outputs to each target's distance from a teacher's scores, at a temperature."""
 Plot = Literal["confusion", "calibration"]
 LinearProblem = Literal["classes", "labels", "numbers"]
-"""The regression whose optimum is a kind's linear head: multinomial logistic, one logistic a label, ridge."""
+"""Regression that a kind's linear head solves: multinomial logistic, one logistic per label, or ridge."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskHead:
-    """The head that a kind needs, on a network of its own or on a mix of a frozen encoder's layers."""
+    """The head that a kind needs, on its own network or on a mix of a frozen encoder's layers."""
 
     name: str
-    """Of the network's head (`model.heads`)."""
+    """Name of the network's head (`model.heads`)."""
     reads: Literal["sentence", "tokens"]
-    """Whether it scores sequences or tokens; of a mix it decides what is read (`features.bilstm`)."""
+    """Scored unit: sequences or tokens; for a mix it decides what is read (`features.bilstm`)."""
     size: int | None = None
-    """How many numbers it gives for a sequence or token; None: one for each label."""
+    """Number of outputs per sequence or token; None: one per label."""
 
     def outputs(self, labels: Sequence[str]) -> int:
-        """How many numbers it gives for a sequence or token."""
+        """Return the number of outputs per sequence or token."""
         return len(labels) if self.size is None else self.size
 
 
@@ -63,48 +63,48 @@ class Kind(ABC, Generic[ExampleT]):
     """A kind of task, for one class of examples."""
 
     name: ClassVar[str]
-    """As in task.json, in JSON and on the command line."""
+    """Name in task.json, in JSON and on the command line."""
     head: ClassVar[TaskHead]
     unit: ClassVar[ScoredUnit]
-    """What has a row of scores."""
+    """Unit that has one row of scores."""
     metrics: ClassVar[tuple[Metric, ...]]
     ability: ClassVar[str]
-    """The method of `bertsmith.Bert` that predicts it."""
+    """The method of `bertsmith.Bert` that predicts this kind."""
     pipeline_tag: ClassVar[str]
-    """How model hubs call such a task."""
+    """Name of such a task on model hubs."""
     usage: ClassVar[str]
-    """What asks a model of this kind, in Python; {text} stands for a text or a pair."""
+    """Python code that uses a model of this kind; {text} is replaced by a text or a pair."""
     taught_by: ClassVar[str]
-    """The tasks of `bertsmith finetune` that make a head for it, as an error names them."""
+    """Tasks of `bertsmith finetune` that train a head for it, as named in an error."""
     min_labels: ClassVar[int] = 0
-    """So many different labels the training file must have; 0: the kind has none."""
+    """Minimum number of distinct labels in the training file; 0 if the kind has no labels."""
     problem_type: ClassVar[str] = ""
-    """What config.json says to other tools."""
+    """Value of problem_type in config.json, for other tools."""
     plots: ClassVar[tuple[Plot, ...]] = ()
     has_class_weights: ClassVar[bool] = False
-    """Whether classes may weigh differently in the loss."""
+    """True if classes may have different weights in the loss."""
     many_labels: ClassVar[bool] = False
-    """Whether an example may have any number of labels."""
+    """True if an example may have any number of labels."""
     linear_problem: ClassVar[LinearProblem | None] = None
     """The regression that a linear head on frozen states solves; None if rows compete (spans, options)."""
     numeric: ClassVar[bool] = False
-    """Whether it predicts numbers."""
+    """True if it predicts numbers."""
     from_tables: ClassVar[bool] = False
-    """Whether examples are texts with a label, which are read from any table."""
+    """True if examples are texts with a label, which can be read from any table."""
     simple_model: ClassVar[str] = ""
-    """The model without a network that a trained one should beat (`simple_predictions`); empty: none."""
+    """Model without a network that a trained one should beat (`simple_predictions`); empty: none."""
     own_form: ClassVar[Literal["file", "folder"] | None] = None
-    """What other tools (conlleval, the SQuAD scripts) expect its predictions in; None: only a table."""
+    """Form of predictions that other tools (conlleval, the SQuAD scripts) expect; None: only a table."""
     has_subsets: ClassVar[bool] = False
-    """Whether published sets have further splits that are parts of another one (RACE's schools)."""
+    """True if published sets have splits that are parts of another one (RACE's schools)."""
 
     # ---- from examples to tokens
 
     def encode(
         self, examples: Sequence[ExampleT], labels: tuple[str, ...], tokenizer: Tokenizer, text: TextSection
     ) -> EncodedSet:
-        """The examples as tokens; the labels are the classes or tags in their order."""
-        for index, example in enumerate(examples):  # files were searched, but examples come from Python, too
+        """Encode the examples as tokens; the labels are the classes or tags in order."""
+        for index, example in enumerate(examples):  # examples may come from Python, unchecked
             if fault := unreadable(example):
                 raise UserError(fault.what, where=fault.where, index=index, remedy=fault.remedy)
         return self.encode_checked(examples, labels, tokenizer, text)
@@ -113,74 +113,74 @@ class Kind(ABC, Generic[ExampleT]):
     def encode_checked(
         self, examples: Sequence[ExampleT], labels: tuple[str, ...], tokenizer: Tokenizer, text: TextSection
     ) -> EncodedSet:
-        """As `encode`, of examples that every tokenizer can read."""
+        """Encode examples that every tokenizer can read; see `encode`."""
 
     @abstractmethod
     def without_tokens(self, examples: Sequence[ExampleT], labels: tuple[str, ...]) -> EncodedSet:
-        """The targets of labelled examples, before there is a tokenizer: for constant answers."""
+        """Return the targets of labelled examples without a tokenizer, for constant answers."""
 
     def has_pairs(self, examples: Sequence[ExampleT]) -> bool:
-        """Whether the texts are pairs, where the kind takes either."""
+        """True if the texts are pairs, for kinds that accept both texts and pairs."""
         return False
 
     def usual_length(self, positions: int) -> int:
-        """Longest sequence for a head that comes without a task.json."""
+        """Return the longest sequence in tokens for a head without a task.json."""
         return positions
 
     # ---- from scores to predictions
 
     @abstractmethod
     def loss_function(self, head: HeadSection) -> LossFunction:
-        """The loss of each target."""
+        """Return the loss function of this kind."""
 
     @abstractmethod
     def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        """The loss of each target beside a teacher, whose scores a batch brings along."""
+        """Return the distillation loss function of this kind; a batch has the teacher's scores."""
 
     def activation(self, logits: Numbers) -> Numbers:
-        """From the head's raw scores to `Predictions.scores`, which have the same shape."""
+        """Map the head's raw scores to `Predictions.scores`, which have the same shape."""
         return softmax(logits)
 
     def predict(
         self, logits: Numbers, encoded: EncodedSet, examples: Sequence[ExampleT], answers: AnswersSection
     ) -> Predictions:
-        """What the head's raw scores come to."""
+        """Return predictions from the head's raw scores."""
         return self.predict_together(self.activation(logits), encoded, examples, answers)
 
     def predict_together(
         self, scores: Numbers, encoded: EncodedSet, examples: Sequence[ExampleT], answers: AnswersSection
     ) -> Predictions:
-        """What the mean of several members' `Predictions.scores` comes to."""
+        """Return predictions from the mean `Predictions.scores` of several ensemble members."""
         thresholds = () if isinstance(answers.label_thresholds, str) else answers.label_thresholds
         return Predictions(scores, thresholds=thresholds)
 
     def threshold_count(self, labels: tuple[str, ...]) -> int:
-        """How many thresholds decide which of the labels are given; 0 where the likeliest one is."""
+        """Return the number of thresholds for giving labels; 0 if the most likely label is given."""
         return 0
 
     def tuned_thresholds(
         self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> tuple[float, ...]:
-        """From which probabilities on a label is best given, on this split, where `threshold_count`."""
+        """Return the best label thresholds on this split, for kinds with a `threshold_count`."""
         raise NotImplementedError
 
     def ensemble_settings(self, answers: AnswersSection) -> tuple[object, ...]:
-        """What the members of an ensemble must have in common beside kind and labels."""
+        """Return the settings that ensemble members must share besides kind and labels."""
         return ()
 
     def subset(self, predictions: Predictions, encoded: EncodedSet, indices: Sequence[int]) -> Predictions:
-        """The predictions of some examples of a split, where `has_subsets`."""
+        """Return the predictions of some examples of a split, for kinds that have `has_subsets`."""
         raise NotImplementedError
 
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
-        """The likeliest targets, in the form of `EncodedSet.targets`."""
+        """Return the most likely targets, in the form of `EncodedSet.targets`."""
         likeliest: NDArray[np.int64] = predictions.scores.argmax(-1)
         return likeliest
 
     # ---- how right they are, and how they are written
 
     def metric_named(self, name: str) -> Metric:
-        """One of its metrics."""
+        """Return one of the kind's metrics."""
         return metric_in(self.metrics, name)
 
     def own_metrics(self, metrics: tuple[str, ...], labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -191,19 +191,19 @@ class Kind(ABC, Generic[ExampleT]):
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> dict[str, float]:
-        """The named metrics, as fractions, the deciding one first, and what else the kind reports."""
+        """Return the named metrics as fractions, the deciding one first, and other results of the kind."""
 
     def constant_predictions(
         self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
     ) -> Predictions:
-        """What one predicts of a split who always gives the most frequent of the known targets."""
+        """Predict the most frequent of the known targets for every example of a split."""
         counts_C = np.bincount(known[known >= 0], minlength=len(labels))
         scores = np.zeros((len(encoded.targets), len(labels)), np.float32)
         scores[:, counts_C.argmax()] = 1.0
         return Predictions(scores)
 
     def constant_answer(self, labels: tuple[str, ...], known: NDArray[Any]) -> str:
-        """The same in words."""
+        """Return the constant answer in words."""
         return labels[int(np.bincount(known[known >= 0], minlength=len(labels)).argmax())]
 
     def baseline(
@@ -215,8 +215,7 @@ class Kind(ABC, Generic[ExampleT]):
         *,
         known: NDArray[Any] | None = None,
     ) -> dict[str, float]:
-        """The named metrics of the constant answer: the most frequent of the known targets, or of this very
-        split."""
+        """Return the metrics of the constant answer; without `known` targets, those of the split decide."""
         known = encoded.targets if known is None else known
         constant = self.constant_predictions(labels, known, encoded)
         found = self.evaluate(metrics, labels, PredictedSplit(examples, encoded, constant))
@@ -229,11 +228,11 @@ class Kind(ABC, Generic[ExampleT]):
         examples: Sequence[ExampleT],
         encoded: EncodedSet,
     ) -> Predictions:
-        """Return what `simple_model`, fitted to the training examples, predicts of a split."""
+        """Return the predictions for a split of `simple_model`, fitted to the training examples."""
         raise NotImplementedError
 
     def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
-        """The mean loss of a split, which tells apart what is equally right."""
+        """Return the mean loss of a split, which breaks ties between equal metrics."""
         known = encoded.targets >= 0
         rows = np.arange(len(encoded.targets))[known]
         return mean_surprise(predictions.scores[rows, encoded.targets[known]])
@@ -241,7 +240,7 @@ class Kind(ABC, Generic[ExampleT]):
     def class_scores(
         self, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> dict[str, ClassScores]:
-        """Precision, recall and F1 of each class or tag; nothing where the kind has none."""
+        """Return precision, recall and F1 of each class or tag; empty if the kind has none."""
         if not self.min_labels:
             return {}
         predicted = self.predicted_targets(split.encoded, split.predictions)
@@ -250,13 +249,13 @@ class Kind(ABC, Generic[ExampleT]):
 
     @abstractmethod
     def errors(self, labels: tuple[str, ...], split: PredictedSplit[ExampleT]) -> Iterator[HardError]:
-        """What was predicted wrong, in the order of the examples."""
+        """Yield the wrong predictions, in the order of the examples."""
 
     @abstractmethod
     def prediction_rows(
         self, labels: tuple[str, ...], split: PredictedSplit[ExampleT], *, separator: str
     ) -> list[dict[str, Any]]:
-        """The rows of a table: for each example its id, the prediction, and how probable it is."""
+        """Return the rows of a table: each example's id, its prediction, and the probability of that."""
 
     def write_predictions(
         self, out: Path, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
@@ -265,7 +264,7 @@ class Kind(ABC, Generic[ExampleT]):
         raise NotImplementedError
 
     def config_keys(self, labels: tuple[str, ...]) -> dict[str, Any]:
-        """What tells other tools, in config.json, the names of the outputs and the kind of the problem."""
+        """Return the keys of config.json that tell other tools the output names and the type of problem."""
         named = self.output_names(labels)
         keys: dict[str, Any] = {}
         if named:
@@ -276,7 +275,7 @@ class Kind(ABC, Generic[ExampleT]):
         return keys
 
     def output_names(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """The names of the outputs for other tools; none where they have no names."""
+        """Return the names of the outputs for other tools; empty if they have no names."""
         return labels if self.min_labels else ()
 
 

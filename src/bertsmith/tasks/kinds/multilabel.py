@@ -25,14 +25,14 @@ from bertsmith.tasks.text_encoding import Targets
 
 
 class MultiLabel(TextKind):
-    """Any number of classes, each decided by itself."""
+    """The kind that chooses any number of classes, each independently."""
 
     name = "multilabel"
     pipeline_tag = "text-classification"
     usage = "bert.classify([{text}])[0].labels"
     metrics = (ACCURACY, MACRO_F1, MICRO_F1)
     custom_metrics = ("micro_f1",)
-    unlabelled_cells = ()  # an empty cell says that there are none; only a missing column leaves them unknown
+    unlabelled_cells = ()  # an empty cell means no labels; only a missing column means unknown
     min_labels = 1
     problem_type = "multi_label_classification"
     many_labels = True
@@ -42,7 +42,7 @@ class MultiLabel(TextKind):
         return several(separator)
 
     def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
-        """A row for each example; labels that training does not have get columns of their own at the end."""
+        """Return a row for each example; labels missing from training get columns of their own at the end."""
         chosen = [_label_set(example.label) for example in examples]
         known = dict.fromkeys(labels) | dict.fromkeys(label for each in chosen for label in each)
         columns = {label: column for column, label in enumerate(known)}
@@ -76,7 +76,7 @@ class MultiLabel(TextKind):
     def tuned_thresholds(
         self, metric: Metric, labels: tuple[str, ...], split: PredictedSplit[TextExample]
     ) -> tuple[float, ...]:
-        """Each label has its own, by its F1."""
+        """Tune a threshold for each label by its F1."""
         targets_MC, scores_MC = split.encoded.targets, split.predictions.scores
         columns = range(len(labels))
         return tuple(best_label_threshold(F1, targets_MC[:, each], scores_MC[:, each]) for each in columns)
@@ -84,7 +84,7 @@ class MultiLabel(TextKind):
     def constant_predictions(
         self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
     ) -> Predictions:
-        """The labels that half of the examples have or, where there is none, the most frequent one."""
+        """Predict the labels of at least half of the examples or, if there is none, the most frequent one."""
         fractions_C = (known[:, : len(labels)] == 1).mean(0)
         scores_C = fractions_C >= min(0.5, fractions_C.max())
         return Predictions(np.tile(scores_C.astype(np.float32), (len(encoded.targets), 1)))
@@ -102,7 +102,7 @@ class MultiLabel(TextKind):
 
     def errors(self, labels: tuple[str, ...], split: PredictedSplit[TextExample]) -> Iterator[HardError]:
         predicted_MC = self.predicted_targets(split.encoded, split.predictions)
-        # Behind the columns of the model's labels stand those of labels that training does not have.
+        # The columns after the model's labels belong to labels that are missing from training.
         known_MC, unknown_MC = np.split(split.encoded.targets, [len(labels)], axis=1)
         wrong_M = (known_MC != predicted_MC).any(1) | unknown_MC.any(1)
         for index in np.flatnonzero(wrong_M).tolist():

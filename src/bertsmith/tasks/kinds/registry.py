@@ -1,4 +1,4 @@
-"""Every kind of task. A new one is a file in this folder and a line in `KINDS`."""
+"""Registry of all kinds of tasks. A new one is a file in this folder and a line in `KINDS`."""
 
 from collections.abc import Mapping
 
@@ -19,18 +19,18 @@ KINDS: Mapping[str, AnyKind] = {
 TEXT_KINDS: Mapping[str, TextKind] = {
     name: kind for name, kind in KINDS.items() if isinstance(kind, TextKind)
 }
-"""Those that a user's own table can pose."""
+"""Kinds that a user's own table can have."""
 
 
 def kind_named(name: str) -> AnyKind:
-    """The kind that task.json names; a ValueError lists them all."""
+    """Return the kind named in a task.json; a ValueError lists all kinds."""
     if name not in KINDS:
         raise ValueError(f"there is no kind {name!r}; the kinds are {', '.join(KINDS)}")
     return KINDS[name]
 
 
 def text_kind_named(name: str) -> TextKind:
-    """The kind that a user gives to a table."""
+    """Return the kind that a user chose for a table."""
     if name not in TEXT_KINDS:
         remedy = f"choose one of {', '.join(TEXT_KINDS)}"
         raise UserError(f"unknown kind {name!r}", where="--kind", remedy=remedy)
@@ -38,16 +38,16 @@ def text_kind_named(name: str) -> TextKind:
 
 
 def kinds_of_head(head: str) -> tuple[AnyKind, ...]:
-    """The kinds that are predicted by a head of this name, the usual one first."""
+    """Return the kinds predicted by a head of this name, the usual one first."""
     return tuple(kind for kind in KINDS.values() if kind.head.name == head)
 
 
 def heads_of_ability(ability: str) -> tuple[str, ...]:
-    """The heads whose kinds are predicted by this method of `Bert`, the usual one first."""
+    """Return the heads whose kinds are predicted by this method of `Bert`, the usual one first."""
     return tuple(dict.fromkeys(kind.head.name for kind in KINDS.values() if kind.ability == ability))
 
 
 def metric_named(name: str) -> Metric:
-    """What is known of a metric, whichever kind has it; one for each type of spans is like all of them."""
+    """Return the metric of any kind by name; metrics of single span types all look alike."""
     known = {metric.name: metric for kind in KINDS.values() for metric in kind.metrics}
     return known.get(name, Metric(name))

@@ -19,7 +19,7 @@ from bertsmith.tasks.text_encoding import Targets
 
 
 class Regress(TextKind):
-    """A number."""
+    """The kind that predicts a number."""
 
     name = "regress"
     pipeline_tag = "text-classification"
@@ -65,7 +65,7 @@ class Regress(TextKind):
     def constant_predictions(
         self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
     ) -> Predictions:
-        """The mean."""
+        """Predict the mean of the known targets."""
         mean = np.nanmean(known.astype(np.float64))
         return Predictions(np.full(len(encoded.targets), mean, np.float32))
 

@@ -28,11 +28,11 @@ OFFICIAL_NAMES = {
     "NoAns_f1": "f1_without_answer",
     "NoAns_exact": "exact_without_answer",
 }
-"""Our names for those of the official script."""
+"""Our metric names for those of the official script."""
 
 
 class Span(Kind[Question]):
-    """The first and the last token of the answer, or that there is none; each window is an item."""
+    """The kind that predicts an answer's first and last token, or "no answer"; each window is an item."""
 
     name = "span"
     pipeline_tag = "question-answering"
@@ -56,7 +56,7 @@ class Span(Kind[Question]):
         return encode_questions(examples, tokenizer, text)
 
     def without_tokens(self, examples: Sequence[Question], labels: tuple[str, ...]) -> EncodedSet:
-        """No windows: what is constant, that there is no answer, does not depend on them."""
+        """Return no windows: the constant answer, "no answer", does not depend on them."""
         return EncodedSet.without_tokens(self.unit, np.zeros((0, 2), np.int64))
 
     def constant_answer(self, labels: tuple[str, ...], known: NDArray[Any]) -> str:
@@ -89,21 +89,21 @@ class Span(Kind[Question]):
         return answers.best, answers.longest, answers.null_threshold == "off"
 
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
-        """The likeliest first and last row of each window, whatever the answers are."""
+        """Return the most likely first and last row of each window, whatever the answers are."""
         windows = np.split(predictions.scores, encoded.starts_N1[1:-1])
         return np.array([scores_T2.argmax(0) for scores_T2 in windows], np.int64)
 
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[Question]
     ) -> dict[str, float]:
-        """What the official script of SQuAD reports, whatever metrics are named."""
+        """Return all metrics of SQuAD's official script, whatever metrics are named."""
         answers = split.predictions.answers
         texts = {answer.key: answer.text for answer in answers}
         official = squad_scores(split.examples, texts, null_odds=None, threshold=None)
         found = {ours: official[name] / PERCENT for name, ours in OFFICIAL_NAMES.items() if name in official}
         if "NoAns_f1" not in official:
             return found
-        # What the best null threshold for this very file would give, as the official script tells it.
+        # Results with the best null threshold for this file, as the official script reports them.
         odds = {answer.key: answer.null_odds for answer in answers}
         spans = {answer.key: answer.best_span for answer in answers}
         best = squad_scores(split.examples, spans, null_odds=odds, threshold=None)
@@ -112,7 +112,7 @@ class Span(Kind[Question]):
         return found
 
     def mean_loss(self, encoded: EncodedSet, predictions: Predictions) -> float:
-        """As `span_loss`, over all windows."""
+        """Return the mean of `span_loss` over all windows."""
         scores_T2, starts_N = predictions.scores.astype(np.float64), encoded.starts_N1[:-1]
         right_N2 = scores_T2[starts_N[:, None] + encoded.targets, [0, 1]]
         return float((np.logaddexp.reduceat(scores_T2, starts_N, axis=0) - right_N2).mean())
@@ -126,7 +126,7 @@ class Span(Kind[Question]):
         *,
         known: NDArray[Any] | None = None,
     ) -> dict[str, float]:
-        """What one gets who never gives an answer; nothing where every question has one (SQuAD 1.1)."""
+        """Return the metrics of never answering; empty if every question has an answer (SQuAD 1.1)."""
         if all(example.answers for example in examples):
             return {}
         official = squad_scores(examples, {example.key: "" for example in examples})
@@ -142,7 +142,7 @@ class Span(Kind[Question]):
     def prediction_rows(
         self, labels: tuple[str, ...], split: PredictedSplit[Question], *, separator: str
     ) -> list[dict[str, Any]]:
-        """A row for each question: its id, the answer, where it begins, and how probable it is."""
+        """Return a row for each question: its id, the answer, its start, and its probability."""
         return [
             {
                 "id": answer.key,
@@ -157,7 +157,7 @@ class Span(Kind[Question]):
     def write_predictions(
         self, out: Path, labels: tuple[str, ...], split: PredictedSplit[Question]
     ) -> list[Path]:
-        """Write predictions.json, nbest_predictions.json and null_odds.json as run_squad.py does."""
+        """Write predictions.json, nbest_predictions.json and null_odds.json, as run_squad.py does."""
         names = ("predictions", "nbest_predictions", "null_odds")
         predictions, nbest, odds = (out / f"{name}.json" for name in names)
         answers = split.predictions.answers

@@ -1,4 +1,4 @@
-"""A tag for each word, read at its first piece, where the word has most context.
+"""A tag for each word, predicted at its first piece in the window where the word has most context.
 
 Shapes: M sentences, U texts (sentences or documents), W words in the order of the texts, N windows, X pieces
 of all windows, P tagged words, C tags.
@@ -40,7 +40,7 @@ SPAN_TAG = re.compile("[BIES]-.")
 
 
 class Tag(Kind[TaggedExample]):
-    """A tag for each word."""
+    """The kind that chooses a tag for each word."""
 
     name = "tag"
     pipeline_tag = "token-classification"
@@ -89,17 +89,17 @@ class Tag(Kind[TaggedExample]):
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[TaggedExample]
     ) -> dict[str, float]:
-        """The metrics of single words and, where span_f1 is named, those of spans and of their types."""
+        """Return the metrics of single words and, if span_f1 is named, those of spans and of their types."""
         predicted_P = self.predicted_targets(split.encoded, split.predictions)
         chosen = [self.metric_named(name) for name in metrics]
         of_words = [metric for metric in chosen if metric.compute is not None] or [ACCURACY]
-        words = compute_metrics(of_words, split.encoded.targets, predicted_P)  # refuses words without tags
+        words = compute_metrics(of_words, split.encoded.targets, predicted_P)  # raises if words have no tags
         if SPAN_F1 not in chosen:
             return words
         right = [list(example.tags or ()) for example in split.examples]
         found = span_scores(right, predicted_tags(labels, split, predicted_P), scheme_of(right))
         spans = {SPAN_F1.name: found.f1, "precision": found.precision, "recall": found.recall}
-        # Only types of the file: what runs predict besides differs from run to run.
+        # Only types of the file: other types that a run predicts differ from run to run.
         types = {
             f"{SPAN_F1.name}_{name}": each.f1 for name, each in found.by_type.items() if name and each.labels
         }
@@ -118,7 +118,7 @@ class Tag(Kind[TaggedExample]):
         return Predictions(np.eye(len(labels), dtype=np.float32)[chosen_P])
 
     def errors(self, labels: tuple[str, ...], split: PredictedSplit[TaggedExample]) -> Iterator[HardError]:
-        """The sentences with wrong tags, as sure as the surest of them."""
+        """Yield the sentences with wrong tags; the confidence is that of the surest wrong tag."""
         encoded, scores_PC = split.encoded, split.predictions.scores
         predicted_P = self.predicted_targets(encoded, split.predictions)
         tagged = predicted_tags(labels, split, predicted_P)
@@ -136,7 +136,7 @@ class Tag(Kind[TaggedExample]):
     def prediction_rows(
         self, labels: tuple[str, ...], split: PredictedSplit[TaggedExample], *, separator: str
     ) -> list[dict[str, Any]]:
-        """A row for each sentence: its id, its words and the predicted tag of each."""
+        """Return a row for each sentence: its id, its words and their predicted tags."""
         tagged = predicted_tags(labels, split, self.predicted_targets(split.encoded, split.predictions))
         return [
             {"id": example.key, "words": list(example.words), "tags": tags}
@@ -146,9 +146,9 @@ class Tag(Kind[TaggedExample]):
     def write_predictions(
         self, out: Path, labels: tuple[str, ...], split: PredictedSplit[TaggedExample]
     ) -> list[Path]:
-        """Write each word with its tag (where it is known) and the predicted one on a line, for conlleval.
+        """Write each word, its tag (if known) and the predicted tag on a line, for conlleval.
 
-        Spaces part the columns, or tabs (conlleval -d '\\t') if some word holds a space.
+        Columns are separated by spaces, or by tabs (conlleval -d '\\t') if some word contains a space.
         """
         predicted_P = self.predicted_targets(split.encoded, split.predictions)
         has_spaces = any(" " in word for example in split.examples for word in example.words)
@@ -167,7 +167,7 @@ TAG = Tag()
 def predicted_tags(
     labels: tuple[str, ...], split: PredictedSplit[TaggedExample], predicted_P: NDArray[Any]
 ) -> list[list[str]]:
-    """The predicted tags of each sentence's words, in order."""
+    """Return the predicted tags of each sentence's words, in order."""
     tagged: list[list[str]] = [[] for _ in split.examples]
     words_P2 = split.encoded.words_P2
     for row in np.lexsort((words_P2[:, 1], words_P2[:, 0])):
@@ -184,16 +184,16 @@ class _Words:
 
     ids: NDArray[np.int32]
     lengths_W: Numbers
-    """Pieces of each word, at least one."""
+    """Number of pieces in each word, at least one."""
     names_W2: Numbers
-    """Sentence and word."""
+    """Sentence and word number of each word."""
     text_lengths_U: Numbers
-    """Pieces of each text."""
+    """Number of pieces in each text."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What each window shows, and which of it is asked about."""
+    """The pieces in each window, with flags of the pieces to tag."""
 
     starts_N: Numbers
     lengths_N: Numbers
@@ -204,7 +204,7 @@ class _Shown:
 def encode_tags(
     examples: Sequence[TaggedExample], labels: tuple[str, ...], tokenizer: Tokenizer, text: TextSection
 ) -> EncodedSet:
-    """Sentences or documents in windows; each window is an item."""
+    """Encode sentences or documents in windows; each window is an item."""
     tags: list[str | None] = []
     for example in examples:
         given = example.tags or (None,) * len(example.words)
@@ -219,7 +219,7 @@ def encode_tags(
     rows_X = ranges(laid.starts_S1[:-1] + len(template.lead), shown.lengths_N)
     names = np.repeat(words.names_W2, words.lengths_W, axis=0)
     words_P2 = names[shown.pieces_X[shown.asked_X]]
-    # Tags stand in the order of the examples, words in that of the texts: their names lead from one to other.
+    # Tags are in the order of the examples, words in that of the texts: map between them by words_P2.
     first_tags_M = np.cumsum([0, *(len(example.words) for example in examples)])
     return EncodedSet(
         unit="word",
@@ -235,7 +235,7 @@ def encode_tags(
 
 
 def _words(examples: Sequence[TaggedExample], tokenizer: Tokenizer, text: TextSection) -> _Words:
-    """The words in the order of the texts: a text is a sentence, or a document with all its sentences."""
+    """Return words in the order of the texts: a text is a sentence, or a document with all its sentences."""
     texts_M = np.arange(len(examples))
     if text.context == "document":
         numbers: dict[int, int] = {}
@@ -245,36 +245,36 @@ def _words(examples: Sequence[TaggedExample], tokenizer: Tokenizer, text: TextSe
     texts: list[int] = []
     for sentence in np.argsort(texts_M, kind="stable").tolist():
         for number, word in enumerate(examples[sentence].words):
-            # A byte-level BPE knows other pieces for a word after a space; to others the space is nothing.
+            # Byte-level BPE has other pieces for a word after a space; other tokenizers ignore the space.
             begins_text = not texts or texts[-1] != texts_M[sentence]
             spelled.append(word if begins_text else f" {word}")
             names.append((sentence, number))
             texts.append(int(texts_M[sentence]))
     pieces = pieces_of(spelled, tokenizer)
     ids, starts_W, lengths_W = pieces.ids_X, pieces.starts_N, pieces.lengths_N
-    # A word without any piece, such as a control character, is unknown: every word needs a row to be tagged.
+    # A word without any piece, such as a control character, becomes unknown: each word needs a row.
     is_nothing_W = lengths_W == 0
     if is_nothing_W.any():
         starts_W = np.where(is_nothing_W, len(ids), starts_W)
         lengths_W = np.maximum(lengths_W, 1)
         ids = np.append(ids, np.int32(tokenizer.unknown_id))
-    ids = ids[ranges(starts_W, lengths_W)]  # equal words shared their pieces until here
+    ids = ids[ranges(starts_W, lengths_W)]  # until here, equal words shared their pieces
     text_lengths_U = np.zeros(int(texts_M.max(initial=-1)) + 1, np.int64)
     np.add.at(text_lengths_U, np.array(texts, np.int64), lengths_W)
     return _Words(ids, lengths_W, np.array(names, np.int64).reshape(-1, 2), text_lengths_U)
 
 
 def _shown(words: _Words, room: int, *, step: int) -> _Shown:
-    """Windows over the texts, without those that no word has its most context in."""
+    """Cut windows over the texts, without windows in which no word has its most context."""
     lengths_U = words.text_lengths_U
-    # At least half overlap, whatever the step: else the words at the borders would have no context.
+    # At least half overlap, whatever the step: otherwise words at the borders would have no context.
     windows = cut_windows(lengths_U, np.full_like(lengths_U, room), step=min(step, -(-room // 2)))
     begins_U = np.cumsum(lengths_U) - lengths_U
     starts_N, lengths_N = begins_U[windows.texts_W] + windows.firsts_W, windows.lengths_W
     pieces_X = ranges(starts_N, lengths_N)
     begins_word = np.zeros(len(words.ids), np.bool_)
     begins_word[np.cumsum(words.lengths_W) - words.lengths_W] = True
-    # A word is tagged once, at its first piece (Devlin et al. 2018, 5.3), in the window that shows it best.
+    # A word is tagged once, at its first piece (Devlin et al. 2018, 5.3), in the window with most context.
     asked_X = best_context(windows, lengths_U) & begins_word[pieces_X]
     window_X = np.repeat(np.arange(len(lengths_N)), lengths_N)
     is_used_N = np.bincount(window_X[asked_X], minlength=len(lengths_N)) > 0

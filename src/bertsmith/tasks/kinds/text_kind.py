@@ -1,4 +1,4 @@
-"""What classify, multilabel and regress share: a text or a pair of texts with a label, read from a table."""
+"""Base of classify, multilabel and regress: a text or a pair of texts with a label, read from a table."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,10 +19,10 @@ from bertsmith.tasks.text_encoding import Targets, joined_pieces, lay_pieces, la
 from bertsmith.text.tokenizer import Tokenizer
 
 OTHER_COLUMNS = ("id", "prediction", "text", "text2")
-"""What else a table of predictions may have."""
+"""Other columns of a table of predictions."""
 USUAL_THRESHOLD = 0.5
 MAX_THRESHOLDS = 200
-"""So many are tried, at quantiles of the probabilities: more would fit the development set only."""
+"""Maximum thresholds to try, at quantiles of the probabilities: more would overfit the development set."""
 
 
 class TextKind(Kind[TextExample]):
@@ -34,25 +34,25 @@ class TextKind(Kind[TextExample]):
     taught_by = "sst2 (stsb for numbers, custom for a table of your own)"
     from_tables = True
     custom_metrics: ClassVar[tuple[str, ...]]
-    """For a user's own table; the first one decides."""
+    """Metrics for a user's own table; the first one decides."""
     unlabelled_cells: ClassVar[tuple[str, ...]] = ("",)
-    """What a user's own table has in the place of a label that is not known."""
+    """Cells that mean an unknown label in a user's own table."""
 
     @abstractmethod
     def label_rule(self, separator: str) -> LabelRule:
-        """How a label is read from a cell of a user's own table."""
+        """Return the rule for reading a label from a cell of a user's own table."""
 
     @abstractmethod
     def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
-        """The labels as `EncodedSet.targets`."""
+        """Return the labels as `EncodedSet.targets`."""
 
     def labels_of(self, labels: tuple[str, ...], target: Any) -> tuple[str, ...]:
-        """The labels that a predicted target says; none where it is a number."""
+        """Return the labels of a predicted target; empty for a number."""
         return ()
 
     @abstractmethod
     def written(self, labels: tuple[str, ...], target: Any, *, separator: str) -> str | float:
-        """A predicted target as it is written into a file."""
+        """Return a predicted target as written into a file."""
 
     def encode_checked(
         self,
@@ -90,7 +90,7 @@ class TextKind(Kind[TextExample]):
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[TextExample]
     ) -> dict[str, float]:
         predicted, targets = self.predicted_targets(split.encoded, split.predictions), split.encoded.targets
-        if predicted.ndim == 2:  # labels that training does not have are columns, which are never predicted
+        if predicted.ndim == 2:  # labels missing from training are columns that are never predicted
             predicted = np.pad(predicted, ((0, 0), (0, targets.shape[1] - predicted.shape[1])))
         chosen = [self.metric_named(name) for name in metrics]
         return compute_metrics(chosen, targets, predicted)
@@ -98,14 +98,14 @@ class TextKind(Kind[TextExample]):
     def predicted_labels(
         self, labels: tuple[str, ...], split: PredictedSplit[Any], *, separator: str = ","
     ) -> list[str | float]:
-        """The label, the labels or the number of each text."""
+        """Return the label, the labels or the number of each text."""
         predicted = self.predicted_targets(split.encoded, split.predictions)
         return [self.written(labels, target, separator=separator) for target in predicted]
 
     def prediction_rows(
         self, labels: tuple[str, ...], split: PredictedSplit[TextExample], *, separator: str
     ) -> list[dict[str, Any]]:
-        """A row for each text: its id, the prediction, and the probability of each class."""
+        """Return a row for each text: its id, the prediction, and the probability of each class."""
         rows = []
         for index, written in enumerate(self.predicted_labels(labels, split, separator=separator)):
             probabilities = split.predictions.scores[index].tolist() if labels else ()
@@ -115,17 +115,17 @@ class TextKind(Kind[TextExample]):
 
 
 def probability_columns(labels: Sequence[str]) -> list[str]:
-    """The columns of the labels' probabilities: their names, unless another column has that name."""
+    """Return the columns of the labels' probabilities: their names, unless another column has that name."""
     return [f"probability of {label}" if label in OTHER_COLUMNS else label for label in labels]
 
 
 def best_label_threshold(metric: Metric, targets_M: Values, scores_M: NDArray[np.float32]) -> float:
-    """The threshold whose decisions the metric likes best; of equals the one nearest to the usual."""
+    """Return the threshold with the best metric, on a tie the one nearest to USUAL_THRESHOLD."""
     assert metric.compute is not None
     known_M = targets_M >= 0
     targets_M, scores_M = targets_M[known_M], scores_M[known_M].astype(np.float64)
     found = np.unique(np.quantile(scores_M, np.linspace(0, 1, MAX_THRESHOLDS), method="nearest"))
-    # In the middle between two probabilities: safest for others. Below and above all of them, too.
+    # Thresholds midway between two probabilities generalise best. Also try both ends.
     bounds = np.concatenate([[0.0], found, [1.0]])
     tried: set[float] = {USUAL_THRESHOLD, *((bounds[1:] + bounds[:-1]) / 2).tolist()}
     values = {each: metric.compute(targets_M, (scores_M >= each).astype(np.int64)) for each in tried}
