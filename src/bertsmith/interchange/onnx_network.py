@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper
 from torch import nn
 
-from bertsmith.core.errors import UserError
 from bertsmith.interchange.onnx_graph import IR_VERSION, OPSET, Graph, Value
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.disentangled_attention import DisentangledAttention
+from bertsmith.model.encoder_config import need
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Transform
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_weights import QuantisedEmbedding
@@ -90,10 +90,8 @@ class _NetworkWriter:
 
     def hidden_states(self) -> Value:
         """Return the last states [B, N, D]."""
-        encoder = self.network.encoder
-        if not isinstance(encoder, Transformer):
-            remedy = "take a Transformer, such as a BERT"
-            raise UserError("this kind of model has no form in ONNX", remedy=remedy)
+        given = self.network.encoder
+        encoder = need(given if isinstance(given, Transformer) else None, "form in ONNX")
         hidden = self._embedded(encoder.embeddings)
         for number in encoder.order:
             block = encoder.blocks[number]

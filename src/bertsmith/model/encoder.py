@@ -1,4 +1,4 @@
-"""The base class of encoders: packed tokens in, packed hidden states out, and what others may ask of one.
+"""The base class of encoders: packed tokens in, packed hidden states out; and its parts by their purpose.
 
 Shapes: T packed tokens, R of them that are requested, P predicted ones, D model width, S sequences.
 """
@@ -89,26 +89,26 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
-        """The last states of the wanted rows [R, D]; the others need not be computed."""
+        """Return the last states of the requested rows [R, D]; the others need not be computed."""
 
     @abstractmethod
     def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
-        """The states [T, D] before the first layer and after each; the last is what `forward` returns."""
+        """Return the states [T, D] before the first layer and after each; `forward` returns the last."""
 
     def after(self, states_TD: Tensor) -> Tensor:
-        """What a head would read if the encoder ended with these states."""
+        """Return the states that a head would read if the encoder ended with these."""
         return states_TD
 
     @abstractmethod
     def depths(self) -> list[Depth]:
-        """All its parts, the last layer first and the tables last; each weight is in one of them."""
+        """Return all parts, the last layer first and the tables last; each weight is in one of them."""
 
     @abstractmethod
     def matrices(self) -> dict[nn.Parameter, Stack]:
-        """The matrices of its layers, without tables."""
+        """Return the matrices of its layers, without tables."""
 
     def linears(self) -> list[NamedLinear]:
-        """The linear layers that may be replaced, as they run; one that layers share comes again."""
+        """Return the linear layers that may be replaced, as they run; a shared one comes again."""
         return []
 
     def put_linears(self, layers: Iterable[nn.Linear]) -> None:
@@ -117,7 +117,7 @@ class Encoder(nn.Module, ABC):
             self.set_submodule(each.name, layer)
 
     def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:  # noqa: ARG002 - others do
-        """Have only these layers, as this config has them; one that is named twice becomes two."""
+        """Drop all other layers, as this config has them; a layer that is named twice becomes two."""
         need(None, "layers that can be left out")
 
     @property
@@ -136,7 +136,7 @@ class Encoder(nn.Module, ABC):
             raise UserError(what, where="examples.objective", remedy="choose another objective or model")
 
     def sentence_rows(self, layout: Layout) -> Rows:
-        """The rows that `sentence_states` looks at."""
+        """Return the rows that `sentence_states` reads."""
         rows = {"first": first_rows, "last": last_rows}.get(self.sentence)
         return ALL if rows is None else rows(layout)
 
@@ -148,14 +148,14 @@ class Encoder(nn.Module, ABC):
         return SENTENCE_STATES[self.sentence](hidden_TD, layout)
 
     def sentences(self, batch: PackedBatch) -> Tensor:
-        """What stands for each sequence of a batch [S, D], without computing more than that."""
+        """Return the state of each sequence of a batch [S, D], and compute no others."""
         rows = self.sentence_rows(batch.layout)
         hidden_RD: Tensor = self(batch, rows=rows)
         # Of all rows a compiled graph makes a slice of its own: never `is ALL`.
         return self.sentence_states(hidden_RD, batch.layout) if isinstance(rows, slice) else hidden_RD
 
     def with_sentences(self, batch: PackedBatch, rows_P: Tensor) -> tuple[Tensor, Tensor]:
-        """The states of these rows [P, D] and what stands for each sequence [S, D], from one pass."""
+        """Return the states of these rows [P, D] and of each sequence [S, D], from one pass."""
         rows_S = self.sentence_rows(batch.layout)
         if isinstance(rows_S, slice):  # the mean of all rows (a ModernBERT may say so)
             hidden_TD = self(batch)
@@ -165,12 +165,12 @@ class Encoder(nn.Module, ABC):
 
 
 def encoders_in(module: nn.Module) -> list[Encoder]:
-    """Every encoder in a module."""
+    """Return every encoder in a module."""
     return [part for part in module.modules() if isinstance(part, Encoder)]
 
 
 def layers_in(module: nn.Module) -> list[nn.Module]:
-    """The layers of every encoder in a module, each once, the first one first."""
+    """Return the layers of every encoder in a module, each once, the first one first."""
     return [depth.layer for encoder in encoders_in(module) for depth in encoder.depths()[-2::-1]]
 
 

@@ -1,4 +1,4 @@
-"""What every encoder has in numbers, as frozen data, and the reader of the config.json they come from."""
+"""The numbers and costs of an encoder, as frozen data, and the reader of the config.json they come from."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,14 +26,14 @@ class PassSize(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepForm:
-    """What decides how many bytes a training step keeps for each token of a layer."""
+    """The settings of a training step that decide how many bytes a layer keeps for each token."""
 
     longest: int
     """Tokens of the longest sequence."""
     device: Literal["cpu", "cuda"]
     precision: Literal["fp32", "bf16", "fp16"]
     recompute: bool
-    """Whether layers are computed again in the backward pass."""
+    """True if layers are computed again in the backward pass."""
 
     @property
     def value(self) -> int:
@@ -48,7 +48,7 @@ class StepForm:
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(ABC):
-    """What every kind of encoder has in numbers, and what it costs."""
+    """The numbers that every kind of encoder has, and its costs."""
 
     positions_from_pad_id: ClassVar[bool] = False
     """True if positions are counted from the padding id on (RoBERTa)."""
@@ -74,54 +74,54 @@ class EncoderConfig(ABC):
 
     @abstractmethod
     def operations(self, size: PassSize) -> float:
-        """The operations of all layers in a forward pass."""
+        """Return the operations of all layers in a forward pass."""
 
     @abstractmethod
     def kept_bytes(self, form: StepForm) -> int:
-        """Bytes that all layers keep for each token until the backward pass."""
+        """Return the bytes that all layers keep for each token until the backward pass."""
 
     @abstractmethod
     def working_bytes(self, form: StepForm) -> int:
-        """Bytes for each token of the gradients in a layer, and of what is computed again there."""
+        """Return the bytes for each token of the gradients in a layer, and of its recomputed values."""
 
     @abstractmethod
     def layer_bytes(self, form: StepForm) -> int:
-        """Bytes for each token of its widest layer."""
+        """Return the bytes for each token of its widest layer."""
 
     def shape_text(self) -> str:
-        """Its sizes in words."""
+        """Return its sizes in words."""
         return f"{self.layers} layers, width {self.width}"
 
     def checked(self, reader: "ConfigReader") -> Self:
-        """The config with what a file lists of its layers; raises if its numbers do not fit each other."""
+        """Return the config with the layers that a file lists; raise if its numbers do not fit each other."""
         if self.positions < 1:
             what = "max_position_embeddings leaves no position"
             raise UserError(what, where=reader.where, remedy="correct it")
         return self
 
     def own_settings(self) -> tuple[str, ...]:
-        """Its settings, by their names in a recipe, that no published class has.
+        """Return the settings, by their names in a recipe, that no published class has.
 
         With any, config.json names a type of our own, and no other tool opens the folder.
         """
         return ()
 
     def own_keys(self) -> dict[str, Any]:
-        """What config.json says of layers that differ, which no published type can say."""
+        """Return the keys of config.json for layers that differ, which no published type has."""
         return {}
 
     def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:  # noqa: ARG002 - others do
-        """The config of a network with only these layers; `where` they were asked for."""
+        """Return the config of a network with only these layers; `where` names the option for them."""
         return need(None, "layers that can be left out")
 
     @classmethod
     def of_recipe(cls, values: Mapping[str, Any]) -> Self:
-        """The config by the values of a recipe's model section."""
+        """Return the config for the values of a recipe's model section."""
         known = {each.name for each in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 
     def in_recipe(self) -> dict[str, Any]:
-        """Its values as a recipe's model section has them."""
+        """Return its values as a recipe's model section has them."""
         narrow = self.embedding_width != self.width
         return {
             **vars(self),
@@ -256,7 +256,7 @@ def direction_keys(config: EncoderConfig) -> dict[str, Any]:
 
 
 def need(part: Part | None, what: str) -> Part:
-    """A part that not every kind of encoder has; a UserError if there is none."""
+    """Return a part that not every kind of encoder has; raise a UserError if it is missing."""
     if not part:
         remedy = "take a Transformer, such as a BERT"
         raise UserError(f"this kind of model has no {what}", remedy=remedy)

@@ -125,7 +125,7 @@ class PreNormInferenceBlock(InferenceBlock):
 
 
 def _plus(linear: InferenceLinear, norm: nn.Module, values: Tensor, residual_RD: Tensor) -> Tensor:
-    """What a layer gives, normalised in a sandwich, and the residual."""
+    """Return the outputs of a layer, normalised in a sandwich, plus the residual."""
     if isinstance(norm, nn.Identity):
         return linear.plus(values, residual_RD)
     added_RD: Tensor = norm(linear(values))

@@ -28,17 +28,13 @@ def network_of_layers(source: Network, layers: Sequence[int], config: EncoderCon
     encoder.keep_layers(layers, config)
     if not config.segments and encoder.input is not None:
         encoder.input.fold_segment()
-    return Network(
-        config, encoder, {name: deepcopy(source.heads[name]) for name in source.heads if name == "mlm"}
-    ).eval()
+    heads = {name: deepcopy(head) for name, head in source.heads.items() if name == "mlm"}
+    return Network(config, encoder, heads).eval()
 
 
 def freeze_positions(network: Network) -> bool:
     """Let the position table stay as it is; whether there is one."""
-    parts = network.encoder.input
-    tables = (
-        [] if parts is None else [each for each in parts.added.values() if isinstance(each, PositionTable)]
-    )
+    tables = [each for each in network.encoder.modules() if isinstance(each, PositionTable)]
     for table in tables:
         table.requires_grad_(False)
     return bool(tables)

@@ -88,12 +88,12 @@ class Embeddings(nn.Module):
         return widened_TD
 
     def parts(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """The vectors that are added up, by name: one for each token, or one for all."""
+        """Return the vectors that are added up, by name: one for each token, or one for all."""
         added = {name: table.look_up(batch) for name, table in self.added.items()}  # type: ignore[operator]
         return {"token": self.words(batch.tokens_T), **added}
 
     def fold_segment(self) -> None:
-        """Let the first segment's vector become part of every position's, if there are segments."""
+        """Add the first segment's vector to every position's, and drop the segments."""
         if isinstance(table := self.added.pop("segment") if "segment" in self.added else None, SegmentTable):
             with torch.no_grad():
                 self.added.get_parameter("position.weight").add_(table.weight[0])
@@ -361,7 +361,7 @@ class Transformer(Encoder):
     # ---- what it is made of
 
     def own_blocks(self) -> list[Block]:
-        """The blocks that can learn, each once: not those of an inference network."""
+        """Return the blocks that can learn, each once: not those of an inference network."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     @property
@@ -396,7 +396,7 @@ class Transformer(Encoder):
         return used != len(list(self.blocks.parameters()))
 
     def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:
-        """Have only these layers, each with a block for itself unless layers share them (ALBERT)."""
+        """Drop all other layers; each has a block for itself unless layers share them (ALBERT)."""
         if len(self.blocks) == len(self.order):
             uses = Counter(part for block in self.blocks for part in block.modules())
             common = [*self.depths()[-1].also, *(part for part in uses if uses[part] > 1)]
@@ -412,19 +412,19 @@ class Transformer(Encoder):
         return all(flash_fits(block.attention.head_width, device) for block in self.own_blocks())
 
     def after(self, states_TD: Tensor) -> Tensor:
-        """These states as a head reads them: pre-norm layers leave them without a norm."""
+        """Return these states as a head reads them: pre-norm layers leave them without a norm."""
         final_TD: Tensor = self.final_norm(states_TD)
         return final_TD
 
     def depths(self) -> list[Depth]:
-        """The final norm with the last block, the other blocks, then embeddings and relative positions."""
+        """Return the final norm with the last block, the other blocks, then tables and relative positions."""
         last, *lower = reversed(self.blocks)
         others = (self.blocks, self.final_norm, self.embeddings)
         shared = tuple(part for part in self.children() if part not in others)
         return [Depth(last, (self.final_norm,)), *map(Depth, lower), Depth(self.embeddings, shared)]
 
     def matrices(self) -> dict[nn.Parameter, Stack]:
-        """The matrices of its blocks; query, key and value are one parameter, a gate and values another."""
+        """Return the matrices of its blocks; query, key and value are one, and so are a gate and values."""
         stacked = {block.attention.project.weight: Stack(3, 3) for block in self.own_blocks()}
         layers = (block.feed_forward for block in self.own_blocks())
         stacked |= {each.expand.weight: Stack(2, 1) for each in layers if isinstance(each, GatedFeedForward)}
@@ -432,7 +432,7 @@ class Transformer(Encoder):
         return {each: stacked.get(each, Stack()) for each in parameters}
 
     def linears(self) -> list[NamedLinear]:
-        """The four linear layers of each block."""
+        """Return the four linear layers of each block."""
         found = []
         for number, block in enumerate(self.own_blocks()):
             attention, layer, name = block.attention, block.feed_forward, f"blocks.{number}"
@@ -447,5 +447,5 @@ class Transformer(Encoder):
 
 
 def with_attention(encoder: Encoder) -> Transformer:
-    """The encoder as one with attention heads; a UserError if it has none."""
+    """Return the encoder as one with attention heads; raise a UserError if it has none."""
     return need(encoder if isinstance(encoder, Transformer) else None, "attention heads")

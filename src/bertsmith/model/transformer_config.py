@@ -1,4 +1,4 @@
-"""The numbers of a Transformer: its layers with their heads, and what they cost.
+"""The numbers of a Transformer: its layers with their heads, and their costs.
 
 Shapes: D width, I inner width.
 """
@@ -78,7 +78,7 @@ class TransformerConfig(EncoderConfig):
     # ---- files
 
     def checked(self, reader: ConfigReader) -> Self:
-        """The config with the heads and widths of each layer, where a file that was pruned lists them."""
+        """Return the config with the heads and widths of each layer, if the file lists them (pruning)."""
         if self.width % self.heads:
             what = f"{self.heads} attention heads do not divide a width of {self.width}"
             raise UserError(what, where=reader.where, remedy="correct the two numbers")
@@ -87,18 +87,18 @@ class TransformerConfig(EncoderConfig):
         return replace(super().checked(reader), layer_heads=heads, layer_inner=inner)
 
     def own_keys(self) -> dict[str, Any]:
-        """The heads and widths of each layer, where they differ."""
+        """Return the heads and widths of each layer, if they differ."""
         keys = {"heads_per_layer": list(self.layer_heads), "intermediate_sizes": list(self.layer_inner)}
         said = {key: sizes for key, sizes in keys.items() if sizes}
         return {"model_type": OWN_TYPE, "base_model_type": self.model_type, **said} if said else {}
 
     def own_settings(self) -> tuple[str, ...]:
-        """In words, what of the layers' shapes no published class has."""
+        """Return names for the shapes of layers that no published class has."""
         differs = {"pruned heads": self.layer_heads, "feed-forward widths by layer": self.layer_inner}
         return tuple(name for name, sizes in differs.items() if sizes)
 
     def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:
-        """The config of a network with only these layers; `where` they were asked for."""
+        """Return the config of a network with only these layers; `where` names the option for them."""
         if behind := [each for each in layers if each >= self.layers]:
             what = f"the teacher has {self.layers} layers, and layer {behind[0]}, counted from 0, is none of"
             raise UserError(f"{what} them", where=where, remedy="choose fewer, or a larger teacher")
@@ -133,7 +133,7 @@ class TransformerConfig(EncoderConfig):
         return max(self._working_in(form, block) for block in range(self.blocks))
 
     def _kept_in(self, form: StepForm, block: int) -> int:
-        """Bytes for each token that a post-norm layer keeps; our kernels on CUDA keep less than that.
+        """Return the bytes for each token that a post-norm layer keeps; our kernels on CUDA keep less.
 
         They keep no marks of dropout, and the norms' inputs in half precision.
         """
@@ -146,7 +146,7 @@ class TransformerConfig(EncoderConfig):
         return products + norms + 2 * width * form.dropout_mark + heads * self._kept_scores(form)
 
     def _kept_scores(self, form: StepForm) -> int:
-        """Bytes for each token and head where attention keeps probabilities and what dropout left of them."""
+        """Return the bytes for each token and head of attention that keeps its probabilities."""
         if form.device != "cpu":
             return 0
         import torch
@@ -166,5 +166,5 @@ class TransformerConfig(EncoderConfig):
 
 
 def with_heads(config: EncoderConfig) -> TransformerConfig:
-    """The config as one with attention heads; a UserError if it has none."""
+    """Return the config as one with attention heads; raise a UserError if it has none."""
     return need(config if isinstance(config, TransformerConfig) else None, "attention heads")

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from copy import deepcopy
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.architectures.albert import AlbertConfig
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
+from bertsmith.model.transformer_config import with_heads
 
 WHERE = "--drop-layers"
 
@@ -15,6 +15,9 @@ def without_layers(network: Network, dropped: Collection[int]) -> Network:
     """Return a copy of a network without these layers, counted from 0."""
     config = network.config
     kept = _kept_layers(config, dropped)
+    if network.encoder.shares_layers and with_heads(config).blocks == config.layers:
+        what = "layers that share a part of their weights cannot be told apart from those that do not"
+        raise UserError(what, where=WHERE, remedy="take a model that shares all of its layers, or none")
     smaller = deepcopy(network)
     smaller.config = config.subset(kept, where=WHERE)
     smaller.encoder.keep_layers(kept, smaller.config)
@@ -28,7 +31,4 @@ def _kept_layers(config: EncoderConfig, dropped: Collection[int]) -> list[int]:
     kept = [layer for layer in range(config.layers) if layer not in dropped]
     if not kept:
         raise UserError("no layer would be left", where=WHERE, remedy="keep at least one")
-    if isinstance(config, AlbertConfig) and config.sharing != "all":
-        what = "layers that share a part of their weights cannot be told apart from those that do not"
-        raise UserError(what, where=WHERE, remedy="take a model that shares all of its layers, or none")
     return kept

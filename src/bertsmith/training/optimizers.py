@@ -21,9 +21,6 @@ ENDLESS = 1e30
 """A step number that no power of a beta survives and that one more step does not change in fp32."""
 Order = Literal["as defined", "matrices first"]
 """In which order parameters stand in the optimiser: the gradient norm's last bits depend on it."""
-PARTS = (1, 2, 3, 0)
-"""Matrices stacked in a parameter, in the order of the groups: one, a feed-forward layer with its gate, query
-with key and value, none."""
 SLANTED_RATIO = 32
 """How much smaller the lowest learning rate is than the peak (Howard & Ruder 2018, 3.2)."""
 
@@ -119,14 +116,14 @@ def build_optimizer(
             "weight_decay": key[2],
         }
         | ({} if spec.by_matrix == "none" else {"parts": key[0]})
-        # The order of groups is by parts, for the same reason as in `Order`.
-        for key in sorted(by_settings, key=lambda key: PARTS.index(key[0]))
+        # By parts, those with none last: the gradient norm's last bits depend on this order, too.
+        for key in sorted(by_settings, key=lambda key: key[0] or math.inf)
     ]
     return spec.build(groups, optim)
 
 
 def _parts(parameter: nn.Parameter, hidden: Mapping[nn.Parameter, Stack], spec: OptimizerSpec) -> int:
-    """How many matrices an optimiser sees in a parameter; 0 for those that it does not look at as a whole."""
+    """Return the number of matrices that an optimiser sees in a parameter; 0 if it updates single weights."""
     if spec.by_matrix == "hidden":
         return hidden[parameter].computed if parameter in hidden else 0
     if spec.by_matrix == "all":

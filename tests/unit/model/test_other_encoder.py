@@ -37,11 +37,13 @@ from bertsmith.model.lora import LoraShape, add_fresh_adapters
 from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import Network, set_direction
 from bertsmith.packed import PackedBatch
+from bertsmith.serve.model_registry import info_of
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.quantise import quantise_weights
 from bertsmith.shrink.slicing import all_units, blocks_to_prune
 from tests.command_line import mistake
 from tests.tiny_runs import differing, last_state, metrics_of, run_tiny, stop_at, tiny_store, without_pictures
+from tests.tuning import SHORT, tune
 
 TYPE = "ernie"  # a recipe knows the registry's names alone: it stands there in the place of that one
 RUN = ("examples.pairs=full-sentences", f"model.type={TYPE}", "model.heads=12", "model.inner=3072")
@@ -100,7 +102,7 @@ class Bag(Encoder):
         return [*map(Depth, reversed(self.stack)), Depth(self.table)]
 
     def matrices(self) -> dict[nn.Parameter, Stack]:
-        return {layer.weight: Stack() for layer in self.stack}
+        return {layer.weight: Stack(4, 4) for layer in self.stack}  # as if they were the gates of an LSTM
 
 
 def read_config(reader: ConfigReader) -> BagConfig:
@@ -202,6 +204,14 @@ def test_it_is_opened_fills_masks_and_gives_vectors(run):
     assert len(bert.fill("the smith [MASK] the iron", top=3)[0]) == 3
     assert bert.embed(["the smith"]).shape == (1, 32)
     assert [each.shape for each in bert.hidden_states(["the smith"])] == [(3, 4, 32)]
+
+
+def test_it_is_fine_tuned_and_has_no_heads_to_tell_of(run, tmp_path):
+    tune("sst2", run / "model", tmp_path, *SHORT, "head.fresh_layers=1")
+    folder = tmp_path / "runs" / "sst2"
+    bert = bertsmith.load(folder, device="cpu")
+    assert bert.classify(["the smith heats"])[0].label in ("negative", "positive")
+    assert info_of(bert, folder).heads is None
 
 
 @pytest.mark.parametrize(

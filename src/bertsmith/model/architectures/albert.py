@@ -59,7 +59,7 @@ class AlbertConfig(TransformerConfig):
         ]
 
     def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:
-        """The config of a network with only these layers, if all of them share their weights."""
+        """Return the config of a network with only these layers, if all of them share their weights."""
         fewer = super().subset(layers, where=where)
         if self.groups > 1:
             what = f"layers that share their weights in {self.groups} groups cannot be left out"
@@ -68,14 +68,14 @@ class AlbertConfig(TransformerConfig):
 
     @classmethod
     def of_recipe(cls, values: Mapping[str, Any]) -> Self:
-        """The config by the values of a recipe's model section."""
+        """Return the config for the values of a recipe's model section."""
         apart, sharing = values["sharing"] == "none", values["sharing"]
         groups = values["layers"] if apart else values["groups"]
         told = {"groups": groups, "sharing": "all" if sharing in ("auto", "none") else sharing}
         return super().of_recipe({**values, **told})
 
     def in_recipe(self) -> dict[str, Any]:
-        """Its values as a recipe's model section has them."""
+        """Return its values as a recipe's model section has them."""
         return super().in_recipe() | {"sharing": "auto" if self.sharing == "all" else self.sharing}
 
 

@@ -246,6 +246,37 @@ def linear_head(
     return HeadSpec(build, always(pair_of("output", name)), needs=needs, labelled=not outputs)
 
 
+def own_activation(config: TransformerConfig) -> str:
+    """The encoder's activation."""
+    return config.activation
+
+
+def two_layer_head(
+    dense: str,
+    output: str,
+    *,
+    activation: Callable[[Any], str] = own_activation,
+    reads: "Reads" = "sentence",
+    outputs: int = 0,
+    rate: Callable[[Any], float] = head_rate,
+    rate_before: Callable[[Any], float] = no_rate,
+) -> HeadSpec[TransformerConfig]:
+    """A dense layer with an activation, then a linear one; `outputs` 0: one for each label of the task."""
+
+    def build(config: TransformerConfig, wanted: int) -> "OutputHead":
+        from torch import nn
+
+        from bertsmith.model.heads import OutputHead, Transform
+
+        transform = Transform(nn.Linear(config.width, config.width), activation(config))
+        rates = {"dropout": rate(config), "dropout_before": rate_before(config)}
+        layer = nn.Linear(config.width, outputs or wanted)
+        return OutputHead(layer, reads=reads, transform=transform, **rates)
+
+    names = pair_of("transform.dense", dense) | pair_of("output", output)
+    return HeadSpec(build, always(names), labelled=not outputs)
+
+
 def pretraining_and_task_heads(prefix: str) -> dict[str, HeadSpec[TransformerConfig]]:
     """The heads of BERT and of those that kept them (ERNIE)."""
     return {

@@ -5,14 +5,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, always, pair_of
+from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, pair_of
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader
 from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.disentangled_attention import DisentangledEncoder
-    from bertsmith.model.heads import OutputHead
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,19 +163,14 @@ def encoder_names(config: DebertaConfig) -> Names:
 
 
 def _sentence_head(outputs: int = 0) -> HeadSpec[DebertaConfig]:
-    def build(config: DebertaConfig, wanted: int) -> "OutputHead":
-        from torch import nn
-
-        from bertsmith.model.heads import OutputHead, Transform
-
-        # The pooler belongs to the task here: published encoders come without one.
-        transform = Transform(nn.Linear(config.width, config.width), config.pooler_activation)
-        rates = {"dropout": config.head_dropout, "dropout_before": config.pooler_dropout}
-        layer = nn.Linear(config.width, outputs or wanted)
-        return OutputHead(layer, reads="sentence", transform=transform, **rates)
-
-    names = pair_of("transform.dense", "pooler.dense") | pair_of("output", "classifier")
-    return HeadSpec(build, always(names), labelled=not outputs)
+    # The pooler belongs to the task here: published encoders come without one.
+    return bert.two_layer_head(
+        "pooler.dense",
+        "classifier",
+        activation=lambda config: config.pooler_activation,
+        outputs=outputs,
+        rate_before=lambda config: config.pooler_dropout,
+    )
 
 
 def _second_names() -> dict[str, str]:

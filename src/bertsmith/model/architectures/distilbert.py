@@ -5,10 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from bertsmith.model.architecture import (
     Architecture,
-    HeadSpec,
     Names,
     Pretraining,
-    always,
     constant_std,
     pair_of,
 )
@@ -17,7 +15,7 @@ from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConf
 from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.heads import OutputHead
+    pass
 
 NORM_EPS = 1e-12
 """Of every LayerNorm of a DistilBERT, whose config.json has no key for it."""
@@ -117,22 +115,6 @@ def encoder_names(config: DistilBertConfig) -> Names:
     return names
 
 
-def _sentence_head(outputs: int = 0) -> HeadSpec[DistilBertConfig]:
-    """A ReLU layer of its own in place of the pooler."""
-
-    def build(config: DistilBertConfig, wanted: int) -> "OutputHead":
-        from torch import nn
-
-        from bertsmith.model.heads import OutputHead, Transform
-
-        transform = Transform(nn.Linear(config.width, config.width), "relu")
-        layer = nn.Linear(config.width, outputs or wanted)
-        return OutputHead(layer, reads="sentence", dropout=config.head_dropout, transform=transform)
-
-    names = pair_of("transform.dense", "pre_classifier") | pair_of("output", "classifier")
-    return HeadSpec(build, always(names), labelled=not outputs)
-
-
 DISTILBERT = Architecture(
     model_type="distilbert",
     read_config=read_config,
@@ -142,10 +124,10 @@ DISTILBERT = Architecture(
     prefix="distilbert.",
     heads={
         "mlm": bert.masked_language_head("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
-        "classify": _sentence_head(),
+        "classify": bert.two_layer_head("pre_classifier", "classifier", activation=lambda _: "relu"),
         "tag": bert.linear_head("classifier", reads="tokens", rate=body_rate),
         "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=span_rate),
-        "choice": _sentence_head(outputs=1),
+        "choice": bert.two_layer_head("pre_classifier", "classifier", activation=lambda _: "relu", outputs=1),
     },
     classes={
         "DistilBertForMaskedLM": ("mlm",),

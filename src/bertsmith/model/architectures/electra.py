@@ -1,6 +1,5 @@
 """ELECTRA (Clark et al. 2020): BERT's encoder, narrow embeddings in some sizes, two new heads."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.heads import MaskedLanguageHead, OutputHead
+    from bertsmith.model.heads import MaskedLanguageHead
     from bertsmith.model.transformer import Transformer
 
 
@@ -93,35 +92,6 @@ def _build_generator(config: ElectraConfig, _: int) -> "MaskedLanguageHead":
     return MaskedLanguageHead(transform, config.vocabulary)
 
 
-def _build_discriminator(config: ElectraConfig, _: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead, Transform
-
-    transform = Transform(nn.Linear(config.width, config.width), config.activation)
-    return OutputHead(nn.Linear(config.width, 1), reads="tokens", dropout=0.0, transform=transform)
-
-
-def _build_classifier(config: ElectraConfig, outputs: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead, Transform
-
-    transform = Transform(nn.Linear(config.width, config.width), "gelu")
-    rates = {"dropout": config.head_dropout, "dropout_before": config.head_dropout}
-    return OutputHead(nn.Linear(config.width, outputs), reads="sentence", transform=transform, **rates)
-
-
-def _build_choice(config: ElectraConfig, _: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead, Transform
-
-    transform = Transform(nn.Linear(config.width, config.width), "gelu")
-    rates = {"dropout": config.choice_dropout}
-    return OutputHead(nn.Linear(config.width, 1), reads="sentence", transform=transform, **rates)
-
-
 _GENERATOR_NAMES: Names = {
     **pair_of("transform.dense", "generator_predictions.dense"),
     **pair_of("transform.norm", "generator_predictions.LayerNorm"),
@@ -129,22 +99,28 @@ _GENERATOR_NAMES: Names = {
 }
 
 
-def _two_layer_names(dense: str, output: str) -> Callable[[ElectraConfig], Names]:
-    return always(pair_of("transform.dense", dense) | pair_of("output", output))
+def choice_rate(config: ElectraConfig) -> float:
+    """The dropout before the choice."""
+    return config.choice_dropout
 
 
 HEADS: dict[str, HeadSpec[ElectraConfig]] = {
     "mlm": HeadSpec(_build_generator, always(_GENERATOR_NAMES)),
-    "replaced": HeadSpec(
-        _build_discriminator,
-        _two_layer_names("discriminator_predictions.dense", "discriminator_predictions.dense_prediction"),
+    "replaced": bert.two_layer_head(
+        "discriminator_predictions.dense",
+        "discriminator_predictions.dense_prediction",
+        reads="tokens",
+        outputs=1,
+        rate=bert.no_rate,
     ),
-    "classify": HeadSpec(
-        _build_classifier, _two_layer_names("classifier.dense", "classifier.out_proj"), labelled=True
+    "classify": bert.two_layer_head(
+        "classifier.dense", "classifier.out_proj", activation=lambda _: "gelu", rate_before=bert.head_rate
     ),
     "tag": bert.linear_head("classifier", reads="tokens"),
     "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
-    "choice": HeadSpec(_build_choice, _two_layer_names("sequence_summary.summary", "classifier")),
+    "choice": bert.two_layer_head(
+        "sequence_summary.summary", "classifier", activation=lambda _: "gelu", outputs=1, rate=choice_rate
+    ),
 }
 
 ELECTRA = Architecture(

@@ -77,7 +77,7 @@ class ModernBertConfig(TransformerConfig):
         return length if layer in self.global_layers else min(length, self.local_attention + 1)
 
     def own_settings(self) -> tuple[str, ...]:
-        """The settings that ModernBERT has not, by their names in a recipe."""
+        """Return the settings that ModernBERT does not have, by their names in a recipe."""
         differs = {
             "model.gated": not self.gated,
             "model.norm": self.norm != "layernorm",
@@ -88,7 +88,7 @@ class ModernBertConfig(TransformerConfig):
         return (*(name for name, own in differs.items() if own), *super().own_settings())
 
     def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:
-        """The config of a network with only these layers, which see as much as they did."""
+        """Return the config of a network with only these layers, each with its own reach."""
         fewer = super().subset(layers, where=where)
         if 0 in layers[1:] or layers[0] != 0:
             what = "a ModernBERT's first layer has no norm before its attention, and stays the first"
@@ -98,14 +98,14 @@ class ModernBertConfig(TransformerConfig):
 
     @classmethod
     def of_recipe(cls, values: Mapping[str, Any]) -> Self:
-        """The config by the values of a recipe's model section, which may say which layers are global."""
+        """Return the config for a recipe's model section, whose `global_layers` may be a step."""
         layers, gated = values["global_layers"], values["gated"]
         if isinstance(layers, int):
             layers = tuple(range(0, values["layers"], layers))
         return super().of_recipe({**values, "global_layers": layers, "gated": gated in ("auto", True)})
 
     def in_recipe(self) -> dict[str, Any]:
-        """Its values as a recipe's model section has them."""
+        """Return its values as a recipe's model section has them."""
         steps = (EVERY, *range(1, self.layers + 1))
         fitting = (each for each in steps if self.global_layers == tuple(range(0, self.layers, each)))
         told = {"global_layers": next(fitting, self.global_layers), "gated": "auto" if self.gated else False}
@@ -356,47 +356,23 @@ def _masked_language_names(config: ModernBertConfig) -> Names:
     return _transform_names(config) | ({"bias": ("decoder.bias",)} if config.decoder_bias else {})
 
 
-def _output_head(reads: "Reads", outputs: int = 0) -> HeadSpec[ModernBertConfig]:
+def _output_head(
+    reads: "Reads", outputs: int = 0, *, part: str = "", drops: bool = True
+) -> HeadSpec[ModernBertConfig]:
+    """The classifier behind a transform; those of a `part` of their own are in no published class."""
+
     def build(config: ModernBertConfig, wanted: int) -> "OutputHead":
         from torch import nn
 
         from bertsmith.model.heads import OutputHead
 
-        layer = nn.Linear(config.width, outputs or wanted)
-        return OutputHead(layer, reads=reads, dropout=config.head_dropout, transform=_transform(config))
+        layer, rate = nn.Linear(config.width, outputs or wanted), config.head_dropout if drops else 0.0
+        return OutputHead(layer, reads=reads, dropout=rate, transform=_transform(config))
 
     def names(config: ModernBertConfig) -> Names:
-        return _transform_names(config) | pair_of("output", "classifier")
+        return _transform_names(config, f"{part}head") | pair_of("output", f"{part}classifier")
 
     return HeadSpec(build, names, labelled=not outputs)
-
-
-def _build_pair_head(config: ModernBertConfig, _: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead
-
-    # As BERT's, it drops nothing out.
-    return OutputHead(nn.Linear(config.width, 2), reads="sentence", dropout=0.0, transform=_transform(config))
-
-
-def _pair_names(config: ModernBertConfig) -> Names:
-    # No published class has it: the names are ours, and transformers passes over them.
-    return _transform_names(config, "pair_head") | pair_of("output", "pair_classifier")
-
-
-def _build_discriminator(config: ModernBertConfig, _: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead
-
-    # As ELECTRA's, it drops nothing out.
-    return OutputHead(nn.Linear(config.width, 1), reads="tokens", dropout=0.0, transform=_transform(config))
-
-
-def _discriminator_names(config: ModernBertConfig) -> Names:
-    # No published class has this one either.
-    return _transform_names(config, "replaced_head") | pair_of("output", "replaced_classifier")
 
 
 def generator_config(config: ModernBertConfig, size: float) -> ModernBertConfig:
@@ -436,8 +412,9 @@ MODERNBERT = Architecture(
     prefix="model.",
     heads={
         "mlm": HeadSpec(_build_masked_language_head, _masked_language_names),
-        "nsp": HeadSpec(_build_pair_head, _pair_names),
-        "replaced": HeadSpec(_build_discriminator, _discriminator_names),
+        # As BERT's and ELECTRA's, they drop nothing out. The names are ours: transformers passes over them.
+        "nsp": _output_head("sentence", outputs=2, part="pair_", drops=False),
+        "replaced": _output_head("tokens", outputs=1, part="replaced_", drops=False),
         "classify": _output_head("sentence"),
         "tag": _output_head("tokens"),
         "span": _output_head("tokens", outputs=2),

@@ -4,13 +4,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Pretraining, always, pair_of
+from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Pretraining
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.heads import OutputHead
     from bertsmith.model.transformer import Transformer
 
 
@@ -54,25 +53,12 @@ def build_encoder(config: RobertaConfig) -> "Transformer":
     return Transformer(embeddings, blocks, order=range(config.layers))
 
 
-def _build_classifier(config: RobertaConfig, outputs: int) -> "OutputHead":
-    from torch import nn
-
-    from bertsmith.model.heads import OutputHead, Transform
-
-    # RoBERTa classifies from the raw sentence row through a layer of its own; its pooler was never trained.
-    transform = Transform(nn.Linear(config.width, config.width), "tanh")
-    layer = nn.Linear(config.width, outputs)
-    rates = {"dropout": config.head_dropout, "dropout_before": config.head_dropout}
-    return OutputHead(layer, reads="sentence", transform=transform, **rates)
-
-
 HEADS: dict[str, HeadSpec[RobertaConfig]] = {
     "pooler": bert.pooler_head("roberta."),
     "mlm": bert.masked_language_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
-    "classify": HeadSpec(
-        _build_classifier,
-        always(pair_of("transform.dense", "classifier.dense") | pair_of("output", "classifier.out_proj")),
-        labelled=True,
+    # From the raw sentence row through a layer of its own: the pooler was never trained.
+    "classify": bert.two_layer_head(
+        "classifier.dense", "classifier.out_proj", activation=lambda _: "tanh", rate_before=bert.head_rate
     ),
     "tag": bert.linear_head("classifier", reads="tokens"),
     "span": bert.linear_head("qa_outputs", reads="tokens", outputs=2, rate=bert.no_rate),
