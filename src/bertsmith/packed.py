@@ -1,4 +1,4 @@
-"""Packed tokens, the one currency of the house: many sequences in one flat row, never padded to each other.
+"""Packed batches, which all code uses: many sequences in one flat row, without padding.
 
 Shapes: T packed tokens, S sequences, S1 = S + 1 boundaries.
 """
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 SHORT_LENGTH = 128
-"""A GPU has faster kernels for layouts without longer sequences."""
+"""Longest sequence, in tokens, for which a GPU has faster kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each sequence starts in the flat row, and the length of the longest one.
+    """Offset of each sequence in the flat row, and the length of the longest one.
 
-    `starts_S1` may repeat its last offset: the empty sequences that this names keep shapes static.
+    `starts_S1` may repeat its last offset: such empty sequences keep shapes static.
     """
 
     starts_S1: Tensor
@@ -25,11 +25,11 @@ class Layout:
 
     @property
     def sequences(self) -> int:
-        """How many sequences the row holds, empty ones included."""
+        """Return the number of sequences in the row, including empty ones."""
         return self.starts_S1.shape[0] - 1
 
     def bounds(self) -> Iterator[tuple[int, int]]:
-        """First and past-the-last row of each sequence."""
+        """Return the first and past-the-last row of each sequence."""
         offsets = self.starts_S1.tolist()
         return zip(offsets[:-1], offsets[1:], strict=True)
 
@@ -45,7 +45,7 @@ class PackedBatch:
     task_types_T: Tensor | None = None
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        """The same batch on another device; a GPU need not have finished anything before."""
+        """Return the batch on another device, without waiting for a GPU."""
         task_types_T = None if self.task_types_T is None else moved_to_device(self.task_types_T, device)
         return PackedBatch(
             tokens_T=moved_to_device(self.tokens_T, device),
@@ -57,7 +57,7 @@ class PackedBatch:
 
 
 def pack(sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] = ()) -> PackedBatch:
-    """Lay sequences of token ids one after the other; segments default to 0."""
+    """Pack sequences of token ids one after the other; segments default to 0."""
     lengths = [len(sequence) for sequence in sequences]
     assert not segments or [len(each) for each in segments] == lengths, "a segment number for each token"
     starts_S1 = torch.zeros(len(lengths) + 1, dtype=torch.int32)
@@ -70,12 +70,12 @@ def pack(sequences: Sequence[Sequence[int]], segments: Sequence[Sequence[int]] =
 
 
 def unpack(values: Tensor, layout: Layout) -> list[Tensor]:
-    """The rows of each sequence, as views of the packed ones."""
+    """Return the rows of each sequence, as views of the packed rows."""
     return [values[start:end] for start, end in layout.bounds()]
 
 
 def split_by_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Groups of sequence numbers, in order, each within the token budget (a longer sequence goes alone)."""
+    """Group sequence numbers, in order, by a token budget; a sequence over the budget is alone."""
     groups: list[list[int]] = []
     used = 0
     for number, length in enumerate(lengths):
@@ -87,21 +87,21 @@ def split_by_budget(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
-# ---- copies from and to a GPU that nobody waits for: only pinned memory has them
+# ---- asynchronous copies from and to a GPU, which require pinned memory
 
 
 def moved_to_device(tensor: Tensor, device: torch.device | str) -> Tensor:
-    """The same values on a device; a GPU need not have finished anything before."""
+    """Return the values on a device, without waiting for a GPU."""
     if tensor.is_cuda or torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def copied_to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """Where the values will be on the CPU, and what happens when they are there; None: they are."""
+    """Return the values' tensor on the CPU, and an event for when it is filled; None if it is already."""
     if not values.is_cuda:
         return values.cpu(), None
-    # New memory for each: what came before may not have been read yet.
+    # New memory for each copy: an earlier one may not have been read yet.
     landing = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
     landing.copy_(values, non_blocking=True)
     arrival = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Array helpers: ranges of indices, .npy files that are opened safely, and .npy files that grow."""
+"""Array helpers: ranges of indices, safe opening of .npy files, and .npy files that grow."""
 
 import math
 import os
@@ -19,8 +19,8 @@ Numbers = NDArray[np.int64]
 
 
 def ranges(first: NDArray[Any], count: NDArray[Any]) -> Numbers:
-    """For each first number and count: first, first + 1, ..., one range after the other."""
-    # What has to be added to 0, 1, 2, ... is the same for a whole range.
+    """Return first, first + 1, ... for each first number and count, one range after the other."""
+    # The offset to add to 0, 1, 2, ... is the same for a whole range.
     numbers: Numbers = np.repeat(first - (np.cumsum(count, dtype=np.int64) - count), count)
     numbers += np.arange(len(numbers))
     return numbers
@@ -34,7 +34,7 @@ def open_array(file: Path, *, remedy: str) -> NDArray[Any]:
     check_regular(file, remedy=remedy)
     try:
         note_mapped(file)
-        with warnings.catch_warnings(action="error"):  # numpy warns of a header that it had to mend
+        with warnings.catch_warnings(action="error"):  # numpy warns if it had to repair the header
             return npy.open_memmap(file, mode="r")
     except FileNotFoundError:
         raise
@@ -46,10 +46,10 @@ def open_array(file: Path, *, remedy: str) -> NDArray[Any]:
 
 
 class GrowingNpy:
-    """An .npy file to which rows are appended; how many there are is written into its header at the end."""
+    """An .npy file to which rows are appended; their number is written into its header at the end."""
 
     def __init__(self, path: Path, dtype: str, row_shape: tuple[int, ...] = (), *, rows: int = 0) -> None:
-        """A new file; or, to go on, one of which so many rows are whole, and the rest is cut off."""
+        """Open a new file or, if `rows` is not 0, an existing one, keeping its first `rows` rows."""
         self.rows = rows
         self._dtype, self._row_shape = np.dtype(dtype), row_shape
         self._file = path.open("r+b" if rows else "wb")
@@ -59,18 +59,18 @@ class GrowingNpy:
         self._file.seek(0, os.SEEK_END)
 
     def append(self, rows: NDArray[Any]) -> None:
-        """Write these rows behind those that are there."""
+        """Append these rows."""
         assert rows.shape[1:] == self._row_shape
         self._file.write(np.ascontiguousarray(rows, self._dtype).data)
         self.rows += len(rows)
 
     def flush(self) -> None:
-        """Bring all rows to the disk."""
+        """Return when all rows are on the disk."""
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Complete the file; nothing can be appended after."""
+        """Complete the file; no rows can be appended afterwards."""
         if not self._file.closed:
             self._file.seek(0)
             self._write_header()
@@ -78,7 +78,7 @@ class GrowingNpy:
             self._file.close()
 
     def _write_header(self) -> None:
-        # numpy pads a header so that the number of rows can grow, and the header be written over in place.
+        # numpy pads a header, so that it can be overwritten in place with a larger number of rows.
         shape = (self.rows, *self._row_shape)
         header = {"descr": npy.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
         npy.write_array_header_1_0(self._file, header)

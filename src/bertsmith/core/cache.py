@@ -1,6 +1,6 @@
-"""Results that took long to compute, kept in ~/.cache/bertsmith for later runs; the oldest go first.
+"""Cache of expensive results in ~/.cache/bertsmith; if it is full, the oldest files are removed.
 
-An array file ends with the SHA-256 of all before it, which numpy does not read: a file that was changed or
+An array file ends with the SHA-256 of its contents, which numpy does not read: a file that was changed or
 cut off is never used.
 """
 
@@ -23,7 +23,7 @@ Kind = Literal["encodings", "features", "teacher-scores"]
 LIMIT, DEFAULT_LIMIT = "BERTSMITH_CACHE_GB", 20.0
 _DIGEST_BYTES, _CHUNK = hashlib.sha256().digest_size, 1 << 20
 ABANDONED_SECONDS = 60.0
-"""A younger file may be about to be locked by its writer."""
+"""Minimum age of an abandoned file: the writer of a younger one may not have locked it yet."""
 _used: set[Path] = set()
 """Files that this process read or wrote, and may still have mapped into memory."""
 
@@ -34,25 +34,25 @@ class CachedFile(NamedTuple):
     """A file of the cache."""
 
     used: float
-    """When it was last read or written, in seconds since 1970."""
+    """Time of the last reading or writing, in seconds since 1970."""
     bytes: int
     kind: str
     path: Path
 
 
 def cache_root() -> Path:
-    """Return the folder of all that is kept between runs."""
+    """Return the cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "bertsmith"
 
 
 def cache_folder(kind: Kind) -> Path:
-    """Return the folder of this kind; raise if the limit of the cache is not valid."""
+    """Return the folder for this kind; raise if the limit of the cache is not valid."""
     size_limit()
     return cache_root() / kind
 
 
 def cached_array(file: Path) -> NDArray[Any] | None:
-    """Map a kept array into memory; None if there is none, or if it is not as it was written."""
+    """Map a cached array into memory; return None if it is missing or damaged."""
     try:
         if _is_whole(file):
             array = open_array(file, remedy="remove it")
@@ -68,7 +68,7 @@ def cached_array(file: Path) -> NDArray[Any] | None:
 
 @contextmanager
 def caching_array(file: Path) -> Iterator[Path]:
-    """Give the path to write an .npy file to; at the end its digest is added, and it takes its name."""
+    """Yield a path to write an .npy file to; at the end, append its digest and move it to `file`."""
     with atomic_path(file) as temporary:
         yield temporary
         with temporary.open("r+b") as written:
@@ -79,13 +79,13 @@ def caching_array(file: Path) -> Iterator[Path]:
 
 def mark_used(file: Path) -> None:
     """Mark a file as used now; this process never removes it to make room."""
-    with suppress(OSError):  # a cache that is read-only
+    with suppress(OSError):  # the cache may be read-only
         os.utime(file)
     _used.add(file)
 
 
 def make_room_after(written: Path) -> None:
-    """Remove the oldest files if the cache has grown above its limit, but none that this process uses."""
+    """Remove the oldest files if the cache is above its limit, except files that this process uses."""
     mark_used(written)
     files, limit = cached_files(), size_limit()
     total = sum(each.bytes for each in files)
@@ -95,7 +95,7 @@ def make_room_after(written: Path) -> None:
 
 
 def cached_files() -> list[CachedFile]:
-    """List what is kept, the oldest first; what killed processes left half-written is removed."""
+    """List the cached files, the oldest first; remove half-written files of killed processes."""
     found = []
     for kind in get_args(Kind):
         for folder, _, names in os.walk(cache_folder(kind)):
@@ -109,7 +109,7 @@ def cached_files() -> list[CachedFile]:
 
 
 def size_limit() -> float:
-    """Return how many bytes the cache may take."""
+    """Return the size limit of the cache in bytes; raise if the variable for it is not valid."""
     given = os.environ.get(LIMIT, "") or str(DEFAULT_LIMIT)
     try:
         gigabytes = float(given)
@@ -122,7 +122,7 @@ def size_limit() -> float:
 
 
 def remove(cached: CachedFile) -> bool:
-    """Remove a file; false if that is not possible."""
+    """Remove a file; return False if that is not possible."""
     try:
         cached.path.unlink(missing_ok=True)
     except OSError:

@@ -1,6 +1,6 @@
-"""Files: written so that a half-written one cannot exist, read packed or not without riddles, and locked.
+"""Files: atomic writing, reading of plain and compressed files with clear errors, and locks.
 
-The system releases a lock when a process ends, however it ends, so that none is ever stale.
+The system releases a lock when its process ends in any way, so a lock is never stale.
 """
 
 import bz2
@@ -34,7 +34,7 @@ _COMPRESSED_STARTS = {
 
 @contextmanager
 def reporting_missing_homes(given: Path | str) -> Iterator[None]:
-    """Report a ~name without a home folder, for which Path.expanduser raises RuntimeError, as the user's."""
+    """Report a ~name without a home folder, where Path.expanduser raises RuntimeError, as a user error."""
     try:
         yield
     except RuntimeError as error:
@@ -46,15 +46,15 @@ def reporting_missing_homes(given: Path | str) -> Iterator[None]:
 
 @contextmanager
 def atomic_path(target: Path) -> Iterator[Path]:
-    """A temporary path beside the target that takes the target's name only if the block succeeds."""
+    """Yield a temporary path next to the target, which replaces the target only if the block succeeds."""
     temporary = _partial(target, target.parent)
-    # Beside the target, and so on the same disk: only there is a rename one step, all or nothing.
+    # Next to the target, and so on the same disk: only there is a rename atomic.
     with reporting_write_errors(target, hidden=temporary), made_folder(target.parent):
         try:
             temporary.touch(mode=0o600, exist_ok=False)  # private until it is complete
             with marked_in_use(temporary):
                 yield temporary
-            temporary.chmod(0o666 & ~_umask())  # a model folder is meant to be read
+            temporary.chmod(0o666 & ~_umask())  # other users should be able to read a model folder
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -62,20 +62,20 @@ def atomic_path(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Path]:
-    """A temporary folder that becomes the target, or whose files move into it, only if the block succeeds.
+    """Yield a temporary folder that becomes the target, or is moved into it, only if the block succeeds.
 
-    A target that exists loses the files of the patterns in `replaces` that were not written anew. All files
-    have reached the disk before the target has its name. A new target must still be missing or empty then.
+    In an existing target, files that match `replaces` and were not written again are removed. All files are
+    on the disk before the target gets its name. A new target must still be missing or empty at that time.
     """
     with reporting_write_errors(target):
-        # Inside a target that exists: beside it, it may be another disk (a mount, a link) or read-only.
+        # Inside an existing target, whose parent may be on another disk (a mount, a link) or read-only.
         _remove_leftovers(target)
         parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
     temporary = _partial(target, parent)
     with reporting_write_errors(target, hidden=temporary), made_folder(parent):
         try:
             temporary.mkdir(mode=0o700)  # private until it is complete
-            # The mark ends with this process, however it ends: `check_not_taken` removes what has none.
+            # The mark ends with this process in any case: `check_not_taken` removes folders without one.
             with marked_in_use(temporary):
                 yield temporary
             temporary.chmod(0o777 & ~_umask())
@@ -98,7 +98,7 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
 
 @contextmanager
 def made_folder(folder: Path) -> Iterator[None]:
-    """Make a folder with those above it; the new ones that are empty in the end are removed."""
+    """Create a folder and its parents; at the end, remove those new ones that are empty."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -108,14 +108,14 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, the deepest first, but none in which somebody has put something."""
+    """Remove those of the folders, deepest first, that are empty."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def reach_the_disk(path: Path) -> None:
-    """Return when a file, or the list of a folder's names, would survive a power cut."""
+    """Return when a file, or the list of names in a folder, would survive a power cut (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -124,25 +124,25 @@ def reach_the_disk(path: Path) -> None:
 
 
 def _is_empty(folder: Path) -> bool:
-    """True if a folder is missing or holds nothing but what is still being written."""
+    """True if a folder is missing, or contains only files that are still being written."""
     return not folder.is_dir() or all(each.name.endswith(".partial") for each in folder.iterdir())
 
 
 def _partial(target: Path, parent: Path) -> Path:
-    """A name that is known before the file is there: at no moment would a stop leave it behind."""
+    """Return a temporary name, chosen before the file exists, so that a stop cannot leave it behind."""
     return parent / f".{target.name}.{secrets.token_hex(4)}.partial"
 
 
 @contextmanager
 def new_folder(target: Path, *, option: str = "--out") -> Iterator[Path]:
-    """An atomic folder whose target must be free, and which no other process may begin to write."""
+    """Yield an atomic folder; raise if the target exists or another process is writing it."""
     check_not_taken(target, option=option)
     with atomic_folder(target) as fresh:
         yield fresh
 
 
 def check_not_taken(folder: Path, *, option: str = "--out") -> None:
-    """Raise if anything stands where a folder is to be written; what killed programs left is removed."""
+    """Raise if the path of a new folder is in use; remove what killed programs left of it."""
     with reporting_write_errors(folder):
         if _remove_leftovers(folder):
             remedy = f"wait for it, or choose another {option}"
@@ -153,10 +153,10 @@ def check_not_taken(folder: Path, *, option: str = "--out") -> None:
 
 
 def _remove_leftovers(target: Path) -> bool:
-    """Remove what killed programs left of a folder; True if a process is writing it now."""
+    """Remove what killed programs left of a folder; return True if a process is writing it now."""
     name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
     found = []
-    # Both of the folders in which `atomic_folder` may have begun.
+    # The two folders in which `atomic_folder` may have created a temporary one.
     for parent in [each for each in (target, target.parent) if each.is_dir()]:
         for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
             found.append(is_in_use(path))
@@ -166,8 +166,8 @@ def _remove_leftovers(target: Path) -> bool:
 
 
 def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:
-    """Move files into a folder that exists, and remove what they replace under other names."""
-    # The large files first: config.json must not speak of weights that did not arrive.
+    """Move files into an existing folder, and remove other files there that match `replaces`."""
+    # The large files first: config.json must not describe weights that were not moved.
     files = [path for path in fresh.rglob("*") if path.is_file()]
     written = set()
     for file in sorted(files, key=lambda file: -file.stat().st_size):
@@ -181,22 +181,22 @@ def _move_into(target: Path, fresh: Path, replaces: Sequence[str]) -> None:
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a UTF-8 text file whole or not at all."""
+    """Write a UTF-8 text file atomically."""
     with atomic_path(target) as temporary:
         temporary.write_bytes(text.encode("utf-8"))
 
 
 def write_json(target: Path, value: Any) -> None:
-    """Write a value as readable JSON, whole or not at all."""
+    """Write a value as indented JSON, atomically."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # Half of a character, from the name of a file that is not UTF-8, is written as JSON's \\udcff.
+    # A lone surrogate, from a file name that is not UTF-8, is written as JSON's \\udcff.
     write_text(target, text.encode("utf-8", "backslashreplace").decode())
 
 
 def read_text(source: Path, *, remedy: str) -> str:
-    """The text of a UTF-8 file; the remedy is what to do if it is missing or not text."""
+    """Read a UTF-8 text file; the remedy says what to do if it is missing or not text."""
     try:
-        # From bytes: a lone carriage return stays what it is. Some editors put a mark at the very start.
+        # From bytes, to keep lone carriage returns. Some editors write a byte-order mark at the start.
         return source.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(source), remedy=remedy) from error
@@ -207,13 +207,13 @@ def read_text(source: Path, *, remedy: str) -> str:
 
 
 def check_regular(source: Path, *, remedy: str) -> None:
-    """Stop at a pipe or a device, which may never end or never begin."""
+    """Raise if the source is a pipe or a device, which reading might never finish or never start."""
     if source.exists() and not source.is_file() and not source.is_dir():
         raise UserError("is a pipe or a device, not a file", where=str(source), remedy=remedy)
 
 
 def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
-    """The object in a JSON file."""
+    """Read the object in a JSON file."""
     check_regular(source, remedy=remedy)
     try:
         value = json.loads(read_text(source, remedy=remedy))
@@ -226,7 +226,7 @@ def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
 
 
 def open_text_bytes(path: Path) -> BinaryIO:
-    """The bytes of a file, unpacked if it is named .gz, .bz2, .xz or .zst; reading errors name the file."""
+    """Open a file's bytes, unpacked if it is named .gz, .bz2, .xz or .zst; reading errors name the file."""
     opener = _OPENERS.get(path.suffix.lower(), _open_plain)
     try:
         if opener is not _open_plain and path.is_file() and path.stat().st_size == 0:
@@ -238,7 +238,7 @@ def open_text_bytes(path: Path) -> BinaryIO:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file's bytes, in hexadecimal."""
+    """Return the SHA-256 of a file's bytes, in hexadecimal."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -247,7 +247,7 @@ def sha256_of(path: Path) -> str:
 
 
 def compression_of(start: bytes) -> str:
-    """The suffix that belongs to a compressed file that starts with these bytes; nothing if it is none."""
+    """Return the suffix for a compressed file with these first bytes, or "" if it is not compressed."""
     return next((suffix for magic, suffix in _COMPRESSED_STARTS.items() if re.match(magic, start)), "")
 
 
@@ -265,7 +265,7 @@ class _NamedReading(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         try:
-            # What has come, not all that fits: who waits at the other end of a pipe may write slowly.
+            # Return the bytes that have arrived, without filling the buffer: a pipe's writer may be slow.
             one_read = getattr(self._stream, "readinto1", cast(io.BufferedIOBase, self._stream).readinto)
             return int(one_read(buffer))
         except _READING_ERRORS as error:
@@ -277,7 +277,7 @@ class _NamedReading(io.RawIOBase):
 
 
 class _ChunkReading(io.RawIOBase):
-    """A stream of the chunks that are made from a file."""
+    """A stream of the chunks that an iterator makes from a file."""
 
     def __init__(self, file: BinaryIO, chunks: Iterator[bytes]) -> None:
         self._file, self._chunks = file, chunks
@@ -310,14 +310,14 @@ def _open_zstd(path: Path) -> BinaryIO:
     except ImportError as error:
         remedy = "pip install 'bertsmith[data]'"
         raise UserError("reading .zst needs zstandard", where=str(path), remedy=remedy) from error
-    # A window as large as `zstd --long=31` makes; the library alone would refuse such files.
+    # As large a window as `zstd --long=31` uses; the library refuses such files by default.
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     file = path.open("rb")
     return cast(BinaryIO, _ChunkReading(file, _zstd_chunks(file, unpacker, zstandard.ZstdError)))
 
 
 def _zstd_chunks(file: BinaryIO, unpacker: Any, zstd_error: type[Exception]) -> Iterator[bytes]:
-    # The library's own stream ends without an error where a file was cut off, so frames are followed here.
+    # The library's stream ends without an error if a file was cut off, so frames are tracked here.
     frame = None
     packed = file.read(_ZSTD_READ_BYTES)
     while packed:
@@ -326,7 +326,7 @@ def _zstd_chunks(file: BinaryIO, unpacker: Any, zstd_error: type[Exception]) -> 
             yield frame.decompress(packed[:_ZSTD_STEP_BYTES])
         except zstd_error as error:
             raise OSError(str(error)) from error
-        # Behind the end of a frame another one may begin, as `cat a.zst b.zst` makes it.
+        # Another frame may follow, as in the output of `cat a.zst b.zst`.
         rest = packed[_ZSTD_STEP_BYTES:]
         packed, frame = (frame.unused_data + rest, None) if frame.eof else (rest, frame)
         packed = packed or file.read(_ZSTD_READ_BYTES)
@@ -352,7 +352,7 @@ def _unreadable(path: Path, error: BaseException) -> UserError:
 
 
 _ZSTD_READ_BYTES = 1 << 14
-_ZSTD_STEP_BYTES = 1 << 10  # packed; four of them may unpack to 128 KiB, and all come at once
+_ZSTD_STEP_BYTES = 1 << 10  # packed; four bytes may unpack to 128 KiB, which are returned at once
 _READING_ERRORS = (OSError, EOFError, zlib.error, lzma.LZMAError)
 _OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.GzipFile,
@@ -365,9 +365,9 @@ COMPRESSED_SUFFIXES = tuple(_OPENERS)
 
 @contextmanager
 def reporting_write_errors(target: Path, *, hidden: Path | None = None) -> Iterator[None]:
-    """Report failures to write the target as the user's; an error about another file passes unchanged.
+    """Report failures to write the target as user errors; errors about other files pass unchanged.
 
-    An error that names a file below the hidden path, where the target is written first, names the target.
+    An error about a file in `hidden`, the temporary path of the target, is reported with the target's name.
     """
     try:
         yield
@@ -384,7 +384,7 @@ def reporting_write_errors(target: Path, *, hidden: Path | None = None) -> Itera
 
 
 def _is_about(error: OSError, target: Path) -> bool:
-    """True if a disk is full or failing, or the error names the target, a folder above or a partial file."""
+    """True if a disk is full or failing, or the error names the target, a parent folder or a partial file."""
     if not isinstance(error.filename, str | bytes | os.PathLike):
         return error.errno in _NAMELESS_DISK_ERRORS
     named, place = Path(os.fsdecode(error.filename)).absolute(), target.absolute()
@@ -396,7 +396,7 @@ _NAMELESS_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, err
 
 
 def _umask() -> int:
-    current = os.umask(0)  # the system tells it only to who sets another
+    current = os.umask(0)  # reading it requires setting another
     os.umask(current)
     return current
 
@@ -405,7 +405,7 @@ def _umask() -> int:
 
 
 def open_lock_file(file: Path) -> int:
-    """A handle of an empty file to be locked, made with its folder; closing it releases the lock."""
+    """Open an empty file to be locked, with its folder if missing; closing the handle unlocks it."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         return os.open(file, os.O_CREAT | os.O_RDWR)
@@ -415,15 +415,15 @@ def open_lock_file(file: Path) -> int:
 
 
 def lock_for_this_process(handle: int) -> None:
-    """Lock without waiting; an OSError where another process holds the lock, or the disk knows none."""
-    # Unlike flock's, this lock is not inherited by forked processes: those that build batches may live on for
-    # seconds after a run was killed, and the same command given again must not fail for that.
+    """Lock without waiting; raise OSError if another process holds the lock or the disk has no locks."""
+    # Unlike flock's, this lock is not inherited by forked processes: those that build batches may outlive a
+    # killed run by seconds, and running the same command again must not fail because of them.
     fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager
 def locked(file: Path) -> Iterator[None]:
-    """While it is open, this process alone holds the lock; others wait for it."""
+    """Hold a lock while inside; wait if another process holds it."""
     handle = open_lock_file(file)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -434,10 +434,10 @@ def locked(file: Path) -> Iterator[None]:
 
 @contextmanager
 def marked_in_use(path: Path) -> Iterator[None]:
-    """While it is open, `is_in_use` is true of the file or folder for every process."""
+    """Inside, make `is_in_use` true for the file or folder in every process."""
     handle = os.open(path, os.O_RDONLY)
     try:
-        with suppress(OSError):  # not every disk knows locks
+        with suppress(OSError):  # not every disk supports locks
             fcntl.flock(handle, fcntl.LOCK_SH)
         yield
     finally:
@@ -459,9 +459,9 @@ def is_in_use(path: Path) -> bool | None:
 
 
 def lone_surrogate(text: str) -> str | None:
-    """What is wrong with a text that holds a lone surrogate, and at which offset; None if it holds none.
+    """Return a message with the offset of a text's first lone surrogate, or None if it has none.
 
-    Half of a pair, which JSON and Python strings can spell and no UTF-8 file can hold.
+    JSON and Python strings can contain such half of a pair, but UTF-8 files cannot.
     """
     try:
         text.encode()

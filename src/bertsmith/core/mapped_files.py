@@ -1,4 +1,4 @@
-"""Files that are mapped into memory: one that is cut off while it is read ends the process with one line.
+"""Memory-mapped files: if one is cut off while it is read, the process ends with a one-line error.
 
 The system reports it as SIGBUS, at any access. Python's own signal handlers run too late for it.
 """
@@ -36,7 +36,7 @@ def cut_off() -> UserError | None:
 
 
 def _ended_by_bus_error(_number: int) -> None:
-    # The thread stopped amid a copy of memory and holds no lock; it cannot go on.
+    # The thread was stopped during a memory copy, without a lock; it cannot continue.
     error = cut_off() or UserError("a mapped file cannot be read (bus error)", remedy="check the disk")
     if os.getpid() == _OWNER:  # the parent of a worker reports its end
         os.write(2, f"bertsmith: {error.line()}\n".encode())

@@ -1,4 +1,4 @@
-"""Declarations of what an objective counts, sums up and reports: plain data, without torch or a network.
+"""Declarations of an objective's counts, sums and metrics, as plain data without torch.
 
 Totals are the sums and counts of a step, a line of metrics or an evaluation, by name and over all ranks.
 """
@@ -26,48 +26,48 @@ class LossTerm(NamedTuple):
 
 @dataclass(frozen=True)
 class Metric:
-    """A number that is reported: its value, and how people read it."""
+    """A number that is reported: its value, its name and its format."""
 
     name: str
     _: KW_ONLY
     of: Value = field(default=lambda _: None, repr=False)
-    """Its value by the totals; None if they do not contain it."""
+    """Function that computes the value from totals; None if they do not contain it."""
     title: str = ""
-    """Its name in tables; by default the name with spaces."""
+    """Name in tables; by default `name` with spaces."""
     unit: Unit = "fraction"
     larger_is_better: bool = True
     short: str = ""
-    """Its name in lines of the log; empty: it is not shown there."""
+    """Name in lines of the log; empty: not shown there."""
     panel: str = ""
-    """Title of its curves; empty: none are drawn."""
+    """Title of the metric's curves; empty: not drawn."""
     level: str = ""
-    """Name of the metric, or of the baseline, that its curves are compared with."""
+    """Name of the metric or baseline that the curves are compared with."""
     fixed: bool = False
-    """True if it is part of the fixed evaluation, too."""
+    """True if the metric is also part of the fixed evaluation."""
 
     @property
     def label(self) -> str:
-        """The name in tables."""
+        """Return the name in tables."""
         return self.title or self.name.replace("_", " ")
 
     @property
     def in_percent(self) -> bool:
-        """True if people read the metric in percent."""
+        """True if the metric is shown in percent."""
         return self.unit == "fraction"
 
     def is_better(self, value: float, *, than: float) -> bool:
-        """True if a value is better than another one; equal ones are not."""
+        """True if a value is better than another one, but not if they are equal."""
         return value > than if self.larger_is_better else value < than
 
     def text(self, value: float, digits: int = 4) -> str:
-        """A value as people read it, in percent or with this many digits."""
+        """Format a value: in percent, as a plain number, or with this many digits, by its unit."""
         if self.unit == "number":
             return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
         return f"{value:.1%}" if self.in_percent else f"{value:.{digits}f}"
 
 
 def mean(total: str, over: str, *, empty: float | None = None) -> Value:
-    """Return a function that divides one total by another; `empty` if that is 0 or missing."""
+    """Return a function that divides one total by another; it returns `empty` if that is 0 or missing."""
     return lambda totals: totals[total] / totals[over] if totals.get(over) else empty
 
 
@@ -77,7 +77,7 @@ def mean_loss(name: str, over: str, **shown: Any) -> Metric:
 
 
 def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[Metric, Metric]:
-    """Return the accuracy of yes-or-no answers, and that of always giving the more frequent one."""
+    """Return two metrics: the accuracy of yes-or-no answers, and that of always giving the commoner one."""
     accuracy, level = f"{name}_accuracy", f"{name}_majority"
 
     def majority(totals: Totals) -> float | None:
@@ -101,36 +101,36 @@ class Declaration:
 
     terms: tuple[LossTerm, ...]
     counted: tuple[str, ...]
-    """Sums that are no part of the loss."""
+    """Names of sums that are not part of the loss."""
     metrics: tuple[Metric, ...]
     watched: str = ""
-    """Name of the metric that decides between runs and shows whether they learn."""
+    """Name of the metric that decides between runs and shows if they learn."""
     baseline: Literal["unigram"] | None = None
-    """The loss at which the watched metric stays if nothing is learned."""
+    """Baseline at which the watched loss stays if nothing is learned."""
 
     def __add__(self, part: "Declaration") -> "Declaration":
-        """This declaration with another part."""
+        """Return this declaration combined with that of another part."""
         own = (self.terms + part.terms, self.counted + part.counted, self.metrics + part.metrics)
         return Declaration(*own, self.watched, self.baseline)
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """Divisors of the loss, in the order in which a step passes them."""
+        """Return the names of the loss's divisors, in the order in which a step passes them."""
         return tuple(dict.fromkeys(each.over for each in self.terms))
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Sums over a micro-batch, in the order in which a step returns them."""
+        """Return the names of the sums over a micro-batch, in the order in which a step returns them."""
         return (*(each.sum for each in self.terms), *self.counted)
 
     @property
     def own(self) -> dict[str, Metric]:
-        """The metrics of a step or of held-out documents, by name."""
+        """Return the metrics of a step or of held-out documents, by name."""
         return {each.name: each for each in (LOSS, *self.metrics, SEQUENCES)}
 
     @property
     def fixed(self) -> dict[str, Metric]:
-        """The metrics of the fixed evaluation, by name; none if the watched one is not part of it."""
+        """Return the metrics of the fixed evaluation, by name; empty if it lacks the watched metric."""
         found = {name: each for name, each in self.own.items() if each.fixed}
         return {
             (fixed := FIXED_PREFIX + name): replace(
@@ -145,16 +145,16 @@ class Declaration:
 
     @property
     def deciding(self) -> Metric:
-        """The watched metric, of the fixed evaluation if it is part of that: it decides between runs."""
+        """Return the metric that decides between runs: the watched one, of the fixed evaluation if there."""
         return self.fixed.get(FIXED_PREFIX + self.watched, self.own[self.watched])
 
     @property
     def reported(self) -> dict[str, Metric]:
-        """All metrics, by their names in the journal."""
+        """Return all metrics, by their names in the journal."""
         return self.own | self.fixed
 
     def means(self, totals: Totals) -> dict[str, float]:
-        """The loss, and the metrics that the totals contain."""
+        """Return the loss, and the metrics that the totals contain."""
         losses = [
             each.weight * (totals[each.sum] / totals[each.over]) for each in self.terms if totals[each.over]
         ]
@@ -165,6 +165,6 @@ class Declaration:
 
 
 def brief(metrics: Mapping[str, Metric], values: Totals) -> list[str]:
-    """The values of metrics that have a short name, each with it."""
+    """Format the values of metrics with a short name, each after that name."""
     shown = (each for name, each in metrics.items() if each.short and name in values)
     return [f"{each.short} {each.text(values[each.name], 3)}" for each in shown]

@@ -1,6 +1,6 @@
-"""Working through a stream of items on several processes, or on a Ray cluster, with the results in order.
+"""Parallel work on a stream of items, in several processes or on a Ray cluster, with the results in order.
 
-The results are the same for any number of workers: items are cut before, and no worker knows of another.
+The results are the same for any number of workers: items are independent, and formed before they are sent.
 """
 
 import atexit
@@ -32,12 +32,12 @@ Engine = Literal["pool", "ray"]
 
 FEWER_WORKERS = "use fewer --workers if memory ran out"
 FAULT = 1
-"""How a Python process ends whose fault nobody caught."""
+"""Exit status of a Python process after an uncaught exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[Item, Result]):
-    """What each worker does: make its state once, from resources that can be pickled, and use it on items."""
+    """The job of a worker: make a state once, from resources that can be pickled, and use it on items."""
 
     make_state: Callable[[Any], Any]
     resources: Any
@@ -47,7 +47,7 @@ class Job(Generic[Item, Result]):
 def results_of_processes(
     items: Iterable[Item], job: Job[Item, Result], *, workers: int, at_once: int
 ) -> Generator[Result, None, None]:
-    """The result for each item, in the order of the items; close it to end the workers."""
+    """Yield the result for each item, in order; close the generator to end the workers."""
     with _worker_pool(job, workers) as begin:
         yield from finished_in_order(items, begin, finish=lambda begun: begun.result(), at_once=at_once)
 
@@ -55,12 +55,12 @@ def results_of_processes(
 def finished_in_order(
     items: Iterable[Item], begin: Callable[[Item], Begun], *, finish: Callable[[Begun], Result], at_once: int
 ) -> Generator[Result, None, None]:
-    """What came of each item; items are begun ahead of the one that is waited for, but only so many."""
+    """Yield the result for each item, in order, with at most `at_once` items in flight."""
     begun: deque[Begun] = deque()
     for item in items:
         begun.append(begin(item))
-        # The oldest is waited for even where a later one is done: results keep the order of the items, and
-        # no more than `at_once` of them are ever held.
+        # Wait for the oldest even if a later one is done: results keep the order of the items, and at most
+        # `at_once` of them are held.
         if len(begun) >= at_once:
             yield finish(begun.popleft())
     while begun:
@@ -69,7 +69,7 @@ def finished_in_order(
 
 @contextmanager
 def _worker_pool(job: Job[Item, Result], workers: int) -> Iterator[Callable[[Item], Future[Result]]]:
-    """A function that begins an item on the next worker who is idle."""
+    """Yield a function that begins an item on the next idle worker."""
     threads = ThreadPoolExecutor(workers)  # each waits for one worker
     started: list[Future[_Worker]] = []
     idle: SimpleQueue[_Worker] = SimpleQueue()
@@ -79,7 +79,7 @@ def _worker_pool(job: Job[Item, Result], workers: int) -> Iterator[Callable[[Ite
         try:
             return worker.work(item)
         finally:
-            idle.put(worker)  # even a dead one: nobody may wait for it in vain
+            idle.put(worker)  # even a dead one: another thread may be waiting for it
 
     try:
         for _ in range(workers):
@@ -90,7 +90,7 @@ def _worker_pool(job: Job[Item, Result], workers: int) -> Iterator[Callable[[Ite
             idle.put(worker)
         yield lambda item: threads.submit(work_on_idle, item)
     finally:
-        # Killed first: only then do the threads that wait for a result come back, and can be shut down.
+        # Kill the workers first: only then do the threads that wait for a result return and can be shut down.
         for each in started:
             if each.exception() is None:
                 each.result().end()
@@ -98,10 +98,10 @@ def _worker_pool(job: Job[Item, Result], workers: int) -> Iterator[Callable[[Ite
 
 
 class _Worker:
-    """A process with a pipe of its own, on which it receives an item and sends the result.
+    """A process with a separate pipe, on which it receives an item and sends the result.
 
-    In a pool of `concurrent.futures` all write into one pipe: the death of one in the middle of a result
-    leaves the reader, and then everybody, waiting for ever. A pipe of one's own ends with its process.
+    In a pool of `concurrent.futures` all workers write into one pipe: if one dies in the middle of a result,
+    the reader and then all others wait for ever. A separate pipe ends with its process.
     """
 
     def __init__(self) -> None:
@@ -109,8 +109,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_run_worker, args=(theirs,), daemon=True)
-        # It leaves it to its parent to stop: many stop a whole group of processes at once. A process inherits
-        # the signals that are blocked; the tracker comes first, for its own start would unblock them.
+        # Stop signals often go to a whole group of processes, and the worker leaves them to its parent. It
+        # inherits the blocked signals; the tracker is started first, because its start would unblock them.
         resource_tracker.ensure_running()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
         try:
@@ -118,16 +118,16 @@ class _Worker:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()  # a copy here would keep the pipe open after the process has died
-        # For whoever forgets to end it: at its own exit, Python asks it to stop and waits for that.
+        # In case the caller does not end it: at exit, Python asks it to stop and waits for that.
         atexit.register(self.end)
 
     def take(self, job: Job[Any, Any]) -> None:
-        """Send the job: not at the start, which waits for ever for a process that dies over it."""
+        """Send the job, but not as part of the start, which waits for ever if the process dies over it."""
         with self._reporting_death():
             self._pipe.send(job)
 
     def work(self, item: Any) -> Any:
-        """What came of an item."""
+        """Return the result for an item."""
         with self._reporting_death():
             self._pipe.send(item)
             found = self._pipe.recv()
@@ -146,7 +146,7 @@ class _Worker:
             raise UserError("a worker process died", remedy=FEWER_WORKERS) from error
 
     def end(self) -> None:
-        """End the process at once: it holds nothing that could be lost."""
+        """End the process at once: it has no state that could be lost."""
         self._process.kill()
         self._process.join()
         atexit.unregister(self.end)
@@ -156,12 +156,12 @@ class _Worker:
 
 
 def _run_worker(pipe: "Connection[Any, Any]") -> None:
-    """Receive a job, and work on items until none can come any more."""
+    """Receive a job, and work on items until the pipe is closed."""
     threading.Thread(target=_exit_with_the_parent, daemon=True).start()
     job = pipe.recv()
     state = job.make_state(job.resources)
     with suppress(EOFError, BrokenPipeError):
-        while True:  # without a name for item and result, which may be large and would stay until the next
+        while True:  # no names for item and result: they may be large, and would be kept until the next
             try:
                 pipe.send(job.work(pipe.recv(), state))
             except UserError as error:  # for the parent to raise; any other fault ends this process
@@ -169,7 +169,7 @@ def _run_worker(pipe: "Connection[Any, Any]") -> None:
 
 
 def _exit_with_the_parent() -> None:
-    """End this process when its parent ends; one that was killed cannot end its workers."""
+    """End this process when its parent ends: a parent that was killed cannot end its workers."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -178,21 +178,21 @@ def _exit_with_the_parent() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """How many worker processes there are, and what runs them."""
+    """Number of worker processes, and the engine that runs them."""
 
     count: int = 1
     engine: Engine = "pool"
 
     @property
     def items_at_once(self) -> int:
-        """How many items are in flight at any time: no worker waits for one, and memory stays flat."""
+        """Return the maximum number of items in flight: workers stay busy, and memory is bounded."""
         return 2 * self.count + 2
 
 
 def results_in_order(
     items: Iterable[Item], job: Job[Item, Result], workers: Workers
 ) -> Generator[Result, None, None]:
-    """The result for each item, in the order of the items; close it to stop the workers."""
+    """Return a generator of each item's result, in order; close it to stop the workers."""
     if workers.engine == "ray":
         return _on_ray(items, job, workers)
     if workers.count == 1:
@@ -223,10 +223,10 @@ def _on_ray(items: Iterable[Item], job: Job[Item, Result], workers: Workers) -> 
     if is_ours:
         _start_ray(ray, workers)
     try:
-        # As many workers as were asked for, or as the cluster has processors; the job is shipped once.
+        # As many workers as requested, but at most as many as the cluster has CPUs; the job is sent once.
         count = min(workers.count, int(ray.cluster_resources().get("CPU", 1))) or 1
         shipped, worker = ray.put(job), ray.remote(num_cpus=1)(_RayWorker)
-        # In turn, not to whoever is idle: results are waited for in order, so a faster worker gains nothing.
+        # In turn, not to an idle worker: results are awaited in order, so a faster worker gains nothing.
         turns = cycle([worker.remote(shipped) for _ in range(count)])
         yield from finished_in_order(
             items,
@@ -251,12 +251,12 @@ def _start_ray(ray: Any, workers: Workers) -> None:
             raise UserError(f"no Ray cluster answers ({error})", where=address, remedy=remedy) from error
     else:
         ray.init(num_cpus=workers.count, include_dashboard=False, **quiet)
-    if threading.current_thread() is threading.main_thread():  # only there Ray puts a handler of its own
+    if threading.current_thread() is threading.main_thread():  # Ray replaces the handler only there
         signal.signal(signal.SIGTERM, before)
 
 
 class _RayWorker:
-    """A worker that lives on the cluster."""
+    """A worker on the Ray cluster."""
 
     def __init__(self, job: Job[Any, Any]) -> None:
         self._work, self._state = job.work, job.make_state(job.resources)

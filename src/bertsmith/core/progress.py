@@ -1,4 +1,4 @@
-"""Progress bars that appear only where a person waits: on a terminal, and only once something takes long."""
+"""Progress bars, which appear only on a terminal, and only for work that takes long."""
 
 import sys
 import time
@@ -7,16 +7,16 @@ from contextlib import ExitStack, contextmanager
 
 PATIENCE_SECONDS = 2.0
 _on_screen: list[str] = []
-"""What the bar that is drawn now is about: a terminal has room for one."""
+"""Title of the bar that is drawn now; at most one, since a terminal has room for one."""
 _within: list[str] = []
-"""What the bars that begin now are a part of."""
+"""Names of the larger pieces of work that new bars belong to, outermost first."""
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A function to call with how much was done; on a terminal, a bar appears after the first seconds.
+    """Yield a function to call with the amount of work done; on a terminal, show a bar after some seconds.
 
-    Without a total it only shows that something is running. While one bar is drawn, no other is.
+    Without a total, the bar only shows that something is running. Only one bar is drawn at a time.
     """
     begin, done = time.monotonic(), 0
     show: Callable[[int], None] | None = None
@@ -36,7 +36,7 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
 
 @contextmanager
 def progress_within(whole: str) -> Iterator[None]:
-    """Bars of a part say so: where one work is done several times, a bar that begins anew would puzzle."""
+    """Put `whole` before the titles of bars inside, so that repeated bars of one job can be told apart."""
     _within.append(whole)
     try:
         yield

@@ -1,7 +1,7 @@
-"""Random draws as pure functions of what they are for (seed, purpose, number), never of what came before.
+"""Random draws as pure functions of seed, purpose and number, independent of earlier draws.
 
-A key names a purpose; a counter numbers the draws under it. Any draw can be made alone, in any order, in any
-process, and whole arrays of them at once.
+A key identifies a purpose; a counter numbers the draws under it. Draws can be made alone or as whole arrays,
+in any order and any process.
 """
 
 import hashlib
@@ -18,34 +18,34 @@ _SECOND_MIX = np.uint64(0x94D049BB133111EB)
 
 
 def key_of(seed: int, *parts: int | str) -> int:
-    """A 64-bit key for this seed and purpose; different parts give unrelated keys."""
-    # A number from an array must not give another key than the same number from Python.
+    """Return a 64-bit key for this seed and purpose; different parts give unrelated keys."""
+    # A number from a numpy array must give the same key as the same number from Python.
     plain = [part if isinstance(part, str) else int(part) for part in (int(seed), *parts)]
     spelled = repr(plain)
     return int.from_bytes(hashlib.blake2b(spelled.encode(), digest_size=8).digest(), "little")
 
 
 def stream(seed: int, *parts: int | str) -> np.random.Generator:
-    """A generator of its own for this seed and purpose."""
+    """Return a separate generator for this seed and purpose."""
     return np.random.Generator(np.random.Philox(key=key_of(seed, *parts)))
 
 
 def sub_keys(key: int, numbers: NDArray[np.integer]) -> Words:
-    """One key for each number (a document, an example) under a key."""
+    """Return one key for each number (a document, an example) under a key."""
     # The constant keeps the counters of sub-keys apart from those of draws under the same key.
     return bits(np.uint64(key), numbers.astype(np.uint64) ^ np.uint64(0x5851F42D4C957F2D))
 
 
 def bits(keys: Words | np.uint64, counters: Words | np.uint64) -> Words:
-    """64 random bits for each key and counter, broadcast against each other."""
-    # Not numpy's generators: each is made for one key, which takes far longer than the few draws that are
-    # wanted of it. A formula over arrays gives the draws of a million keys at once.
+    """Return 64 random bits for each key and counter, broadcast against each other."""
+    # Not numpy's generators: creating one per key takes far longer than the few draws that a key needs. A
+    # formula over arrays computes the draws of a million keys at once.
     with np.errstate(over="ignore"):  # arithmetic modulo 2**64 is the point
         return _mixed(_mixed(np.asarray(counters, np.uint64) * _GOLDEN) + np.asarray(keys, np.uint64))
 
 
 def uniforms(keys: Words | np.uint64, counters: Words | np.uint64) -> NDArray[np.float64]:
-    """A number in [0, 1) for each key and counter, from the upper 53 of its bits."""
+    """Return a number in [0, 1) for each key and counter, from the upper 53 of its bits."""
     return (bits(keys, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

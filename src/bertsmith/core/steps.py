@@ -1,15 +1,15 @@
-"""Work that can be interrupted: a generator that gives the fraction which remains, and in the end returns."""
+"""Interruptible work: a generator that yields the remaining fraction, and at the end returns its result."""
 
 from collections.abc import Generator
 from typing import TypeVar, cast
 
 Result = TypeVar("Result")
 Steps = Generator[float, None, Result]
-"""What is computed a step at a time; between two of them somebody else may have a turn."""
+"""Work in steps; the caller may do other work between two of them."""
 
 
 def finished(steps: Steps[Result]) -> Result:
-    """What comes of it, all steps taken one after the other."""
+    """Take all steps one after the other and return the result."""
     while True:
         try:
             next(steps)

@@ -1,7 +1,7 @@
-"""Numbers in sentences for people."""
+"""Numbers in messages."""
 
 
 def counted(number: float, noun: str) -> str:
-    """A number with the noun that it counts: 1 example, 2,040 examples, 0.5 epochs."""
+    """Format a number with the noun that it counts: 1 example, 2,040 examples, 0.5 epochs."""
     shown = f"{number:,}" if isinstance(number, int) else f"{number:g}"
     return f"{shown} {noun}" if number == 1 else f"{shown} {noun}s"

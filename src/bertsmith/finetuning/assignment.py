@@ -1,4 +1,4 @@
-"""What a fine-tuning run was asked to do, as its folder remembers it, and whether it may resume there."""
+"""The assignment of a fine-tuning run: written into its folder, and compared before the run resumes there."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -27,17 +27,17 @@ ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
 MAX_DIFFERENCES = 6
 EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state", "run.patience_seconds"})
-"""More epochs lengthen a finished run; what touches nothing that is learned may change at any time."""
+"""More epochs lengthen a finished run; keys that do not affect what is learned may change at any time."""
 ENDED_AFTER = "ended_after"
-"""In a saved state: the epochs of the run that ended with it."""
+"""Key in a saved state: the epochs of the run that ended with this state."""
 MODEL_FILES, TEACHER_FILES, EXAMPLES = "model_files", "teacher_files", "examples"
-"""Under these keys of the assignment are hashes: of the files of the initial model and of the teachers, and
-of what was read."""
+"""Keys of the assignment that contain hashes: of the initial model's files, the teachers' files and the
+examples that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What was asked for."""
+    """The task, recipe, model, data and folder of a run."""
 
     task: Task
     recipe: FinetuningRecipe
@@ -46,10 +46,10 @@ class Assignment:
     out: Path
     skip_bad: bool = False
     reason: str = ""
-    """Why the recipe has the settings that were chosen for the model and the data; empty if none were."""
+    """Reason for the settings that were chosen to suit the model and the data; empty if none were."""
 
     def to_json(self) -> dict[str, Any]:
-        """What a run found in the folder must agree with to be resumed, the examples aside."""
+        """Return what must be equal in the folder for a run to resume, except the examples."""
         return {
             "recipe": leaves(self.recipe.model_dump(mode="json")),
             "custom": dict(self.task.custom),
@@ -60,20 +60,20 @@ class Assignment:
         }
 
     def _teachers(self) -> dict[str, Any]:
-        """Of which files the teachers are, if there are any: a run that resumes must hear the same ones."""
+        """Return hashes of the teachers' files, if any: a resumed run must use the same teachers."""
         names = self.recipe.distill.teachers
         return {TEACHER_FILES: {each: hashes_of_files(model_folder(each)) for each in names}} if names else {}
 
 
 def finetuning_folder(out: Path) -> RunFolder:
-    """The folder of a fine-tuning run; its result is the last thing that it writes."""
+    """Return the folder of a fine-tuning run, which is finished once the result file is written."""
     return RunFolder(out, ASSIGNMENT, RESULT)
 
 
 def check_same_run(assignment: Assignment) -> None:
-    """Raise if the folder holds a run with another assignment, or something that is no run.
+    """Raise if the folder contains a run with another assignment, or files that do not belong to a run.
 
-    A finished run that is to have more epochs is the same one.
+    A finished run that is given more epochs counts as the same run.
     """
     folder = finetuning_folder(assignment.out)
     folder.check_no_unknown_files()
@@ -83,7 +83,7 @@ def check_same_run(assignment: Assignment) -> None:
 
 
 def lengthens_a_run(assignment: Assignment) -> bool:
-    """Whether the run in the folder, which was checked, has ended with fewer epochs."""
+    """True if the run in the folder has other epochs; call `check_same_run` first: they can only be fewer."""
     folder = finetuning_folder(assignment.out)
     if not folder.begun:
         return False
@@ -92,8 +92,10 @@ def lengthens_a_run(assignment: Assignment) -> bool:
 
 
 def with_begun_micro_tokens(assignment: Assignment) -> Assignment:
-    """Where it is left to us, a pass has as many tokens as when the run began: others would round, and drop,
-    other values."""
+    """Return the assignment with the micro_tokens that the run began with, if they are "auto".
+
+    With another number, rounding and dropout would differ.
+    """
     folder, run = finetuning_folder(assignment.out), assignment.recipe.run
     if run.micro_tokens != "auto" or not folder.begun:
         return assignment
@@ -103,13 +105,13 @@ def with_begun_micro_tokens(assignment: Assignment) -> Assignment:
 
 
 def with_micro_tokens(assignment: Assignment, micro_tokens: int) -> Assignment:
-    """The same with so many tokens in a pass."""
+    """Return the assignment with this number of tokens in a forward pass."""
     run = assignment.recipe.run.model_copy(update={"micro_tokens": micro_tokens})
     return replace(assignment, recipe=assignment.recipe.model_copy(update={"run": run}))
 
 
 def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:
-    """Raise if the folder holds a run that read other examples, by the hash of each split."""
+    """Raise if the run in the folder read other examples, judged by the hash of each split."""
     if folder.begun:
         begun_with = read_json(folder.config, remedy="give --out a new folder").get(EXAMPLES, {})
         if changed := [name for name in hashes | begun_with if hashes.get(name) != begun_with.get(name)]:
@@ -119,18 +121,18 @@ def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:
 
 
 def hashes_of(splits: Mapping[str, Sequence[Example]]) -> dict[str, str]:
-    """A hash of each split's examples, wherever in a file they stand."""
+    """Return a hash of each split's examples; their positions in the file do not count."""
     return {name: _hash_of_examples(examples) for name, examples in splits.items()}
 
 
 def write_assignment(folder: RunFolder, assignment: Assignment, hashes: Mapping[str, str]) -> None:
-    """Write down what the run is asked to do; with this file the run has begun."""
+    """Write the assignment file, with which a run counts as begun."""
     folder.remove_partial_files()
     write_json(folder.config, {**assignment.to_json(), EXAMPLES: hashes})
 
 
 def recipe_toml(recipe: FinetuningRecipe) -> str:
-    """The recipe as complete TOML."""
+    """Return the recipe as complete TOML."""
     return toml_text(recipe.model_dump())
 
 
@@ -161,12 +163,12 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
 
 
 def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
-    """Whether the run in the folder has ended after fewer epochs, and its last state is there."""
+    """True if the run in the folder has ended after fewer epochs and its last state was kept."""
     checkpoints = finetuning_folder(assignment.out).checkpoints
     steps = saved_steps(checkpoints)
     if not steps or assignment.recipe.run.epochs <= epochs or assignment.recipe.run.minutes != "off":
         return False
-    # Only looked at: whether it is whole is checked once the folder is locked.
+    # Its checksum is verified later, when the folder is locked.
     state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")
     return bool(state["scalars"].get(ENDED_AFTER) == epochs)
 
@@ -178,7 +180,7 @@ def _described(change: Difference) -> str:
 
 
 def hashes_of_files(model: Path) -> dict[str, str]:
-    """A hash of each file of a model folder that decides what the model computes."""
+    """Return a hash of each file of a model folder that affects what the model computes."""
     patterns = ("config.json", *WEIGHT_FILES, *TOKENIZER_FILES, *ADAPTER_FILES, MIX_FILE)
     files = sorted({file for pattern in patterns for file in model.glob(pattern)})
     return {file.name: _hash_of_file(file, file.stat().st_size, file.stat().st_mtime_ns) for file in files}
@@ -186,14 +188,14 @@ def hashes_of_files(model: Path) -> dict[str, str]:
 
 @cache
 def _hash_of_file(file: Path, _size: int, _changed: int) -> str:
-    """The hash of a file; the runs of a study share their model, and it is read for the first one only."""
+    """Return the hash of a file, cached because the runs of a study share their model."""
     return sha256_of(file)
 
 
 def _hash_of_examples(examples: Sequence[Example]) -> str:
     digest = hashlib.sha256()
     for example in examples:
-        # What is only kept at hand (tokens) is no part of what an example is.
+        # Cached fields (tokens) are not part of an example's identity.
         names = [field.name for field in fields(example) if field.compare and field.name != "where"]
         digest.update(repr([getattr(example, name) for name in names]).encode())
     return digest.hexdigest()

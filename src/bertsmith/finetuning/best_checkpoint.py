@@ -1,4 +1,4 @@
-"""The weights that did best on the development set, kept beside the state of a run."""
+"""The weights with the best result on the development set, stored with the state of a run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,17 +16,17 @@ NO_STEP = -1
 
 @dataclass(frozen=True, slots=True)
 class Best:
-    """The weights that did best on the development set so far."""
+    """The weights with the best result on the development set so far."""
 
     value: float
     loss: float
     step: int
     weights: dict[str, Tensor]
     waited: int = 0
-    """So many evaluations since were not better."""
+    """Number of evaluations since then that were not better."""
 
     def has_run_out(self, patience: int | Literal["off"]) -> bool:
-        """Whether the run has waited long enough for better weights."""
+        """True if as many evaluations as the patience allows were not better."""
         return patience != "off" and self.waited >= patience
 
 
@@ -35,7 +35,7 @@ def _best_file(folder: RunFolder, step: int) -> Path:
 
 
 def write_best(folder: RunFolder, best: Best) -> str:
-    """Write the weights, unless they are there; the checksum of their file."""
+    """Write the weights unless their file exists already; return the checksum of the file."""
     file = _best_file(folder, best.step)
     if not file.is_file():
         with atomic_path(file) as temporary:
@@ -44,7 +44,7 @@ def write_best(folder: RunFolder, best: Best) -> str:
 
 
 def read_best(folder: RunFolder, saved: dict[str, Any]) -> Best:
-    """What a saved state says of the best weights, with the weights."""
+    """Read the best weights that a saved state names; raise if their file is missing or damaged."""
     file = _best_file(folder, saved["step"])
     remedy = "the saved state needs it: remove the run folder and start again"
     if file.is_file() and saved["sha256"] != sha256_of(file):
@@ -54,7 +54,7 @@ def read_best(folder: RunFolder, saved: dict[str, Any]) -> Best:
 
 
 def remove_best_but(folder: RunFolder, step: int) -> None:
-    """Remove the weights of all steps but one."""
+    """Remove the best weights of all steps but this one."""
     for file in folder.path.glob("best-*.safetensors"):
         if file != _best_file(folder, step):
             file.unlink()

@@ -1,4 +1,4 @@
-"""How right a model is on the development sets; SQuAD 2.0: from which null score on there is no answer."""
+"""Evaluation on the development sets, and tuning of the null threshold of SQuAD 2.0."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -19,38 +19,38 @@ from bertsmith.tasks.task_config import TaskConfig
 
 SPLITS = 5
 MARGIN = 1.0
-"""By so much the threshold is above all null odds, where every question is best answered."""
+"""Distance of the threshold above the largest null odds if it is best to answer every question."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What a model predicts of each development set, and how right it is."""
+    """A model's predictions for each development set, with their metrics."""
 
     config: TaskConfig
-    """As the model is to predict: with the null threshold that was tuned on the first set, if any."""
+    """The config to predict with, including thresholds that were tuned on the first set, if any."""
     predictions: dict[str, Predictions]
     metrics: dict[str, dict[str, float]]
     loss: float
-    """On the first set."""
+    """Mean loss on the first set."""
 
     @property
     def deciding(self) -> dict[str, float]:
-        """The metrics on the set that decides."""
+        """Return the metrics on the deciding set, which is the first one."""
         return next(iter(self.metrics.values()))
 
 
 def evaluate(
     model: TaskModel, splits: Mapping[str, EncodedSplit], *, scaler: TargetScaler | None = None
 ) -> Evaluation:
-    """Evaluate the model on each split; a null threshold that is to be tuned is tuned on the first.
+    """Evaluate the model on each split; thresholds set to "tuned" are tuned on the first one.
 
-    The scaler is that of targets which the model learns and does not yet predict as they are.
+    A scaler turns predictions on the scale of training back into true numbers.
     """
     config = model.config
     first, parts = next(iter(splits), ""), parts_of_first(config.kind, splits)
     predictions: dict[str, Predictions] = {}
     for name, split in splits.items():
-        if name in parts:  # nothing is predicted twice
+        if name in parts:  # predicted with the first split already
             whole = splits[first].encoded
             predictions[name] = config.kind.subset(predictions[first], whole, parts[name])
         else:
@@ -61,7 +61,7 @@ def evaluate(
     if config.answers.null_threshold == "tuned" and splits:
         threshold = tuned_threshold(_questions_of(splits[first]), predictions[first].answers)
         config = with_threshold(config, threshold)
-        # Until now every question was answered with its best span.
+        # Before this, every question was answered with its best span.
         predictions = {name: _with_answers(config, splits[name], each) for name, each in predictions.items()}
     if config.answers.label_thresholds == "tuned" and splits:
         tuning = PredictedSplit(splits[first].examples, splits[first].encoded, predictions[first])
@@ -78,7 +78,7 @@ def evaluate(
 
 
 def baselines(config: TaskConfig, splits: Mapping[str, EncodedSplit]) -> dict[str, dict[str, float]]:
-    """What the constant answer gets on each split, by the task's metrics; nothing where there is none."""
+    """Return the constant answer's metrics on each split; leave out splits without a constant answer."""
     found = {
         name: config.kind.baseline(config.metrics, config.labels, split.examples, split.encoded)
         for name, split in splits.items()
@@ -105,7 +105,7 @@ def simple_baseline(
 def class_scores(
     evaluation: Evaluation, splits: Mapping[str, EncodedSplit]
 ) -> dict[str, dict[str, ClassScores]]:
-    """Precision, recall and F1 of each class on each split; nothing where the task has no classes."""
+    """Return precision, recall and F1 of each class on each split; empty if the task has no classes."""
     config, found = evaluation.config, {}
     for name, split in splits.items():
         predicted = PredictedSplit(split.examples, split.encoded, evaluation.predictions[name])
@@ -132,7 +132,7 @@ def below_baseline(
 
 
 def parts_of_first(kind: AnyKind, splits: Mapping[str, EncodedSplit]) -> dict[str, list[int]]:
-    """The splits whose examples the first one has, too (RACE's schools), with their indices in it."""
+    """Return the splits that are part of the first one (RACE's schools), with their indices in it."""
     if not splits or not kind.has_subsets:
         return {}
     first, *others = splits
@@ -145,7 +145,7 @@ def parts_of_first(kind: AnyKind, splits: Mapping[str, EncodedSplit]) -> dict[st
 
 
 def with_threshold(config: TaskConfig, threshold: float) -> TaskConfig:
-    """The config with this null threshold."""
+    """Return the config with this null threshold."""
     return config.model_copy(
         update={"answers": config.answers.model_copy(update={"null_threshold": threshold})}
     )
@@ -154,7 +154,7 @@ def with_threshold(config: TaskConfig, threshold: float) -> TaskConfig:
 def tuning_report(
     model: TaskModel, splits: Mapping[str, EncodedSplit], evaluation: Evaluation
 ) -> dict[str, Any]:
-    """How the null threshold was tuned on the first split, and how well that carries over."""
+    """Report how the null threshold was tuned on the first split, and how well it generalises."""
     name, split = next(iter(splits.items()))
     best_spans = _with_answers(model.config, split, evaluation.predictions[name])
     threshold = evaluation.config.answers.null_threshold
@@ -167,7 +167,7 @@ def _questions_of(split: EncodedSplit) -> list[Question]:
 
 
 def _with_answers(config: TaskConfig, split: EncodedSplit, predictions: Predictions) -> Predictions:
-    """The answers that the same scores come to under another threshold."""
+    """Return the answers that follow from the same scores with the config's threshold."""
     return config.kind.predict(predictions.scores, split.encoded, split.examples, config.answers)
 
 
@@ -176,18 +176,18 @@ def _with_answers(config: TaskConfig, split: EncodedSplit, predictions: Predicti
 
 @dataclass(frozen=True, slots=True)
 class ThresholdTrial:
-    """The threshold of one half of the articles, and what it gives on the other, in percent."""
+    """A threshold tuned on one half of the articles, and its scores on the other half, in percent."""
 
     threshold: float
     tuned_f1: float
     zero_f1: float
-    """With threshold 0 on the same half."""
+    """F1 of threshold 0 on the same half."""
     tuned_exact: float
     zero_exact: float
 
 
 def tuned_threshold(questions: Sequence[Question], answers: Sequence[QuestionAnswer]) -> float:
-    """The threshold that gives the best F1 on these questions, in the middle of all that give it."""
+    """Return the threshold with the best F1 on these questions, in the middle of all such thresholds."""
     odds = {answer.key: answer.null_odds for answer in answers}
     texts = {answer.key: answer.text for answer in answers}
     _, least = best_threshold(questions, texts, odds, "f1")
@@ -225,7 +225,7 @@ def threshold_trials(
 def threshold_report(
     questions: Sequence[Question], answers: Sequence[QuestionAnswer], *, threshold: float
 ) -> dict[str, Any]:
-    """The tuned threshold, each trial and their means, for thresholds.json; answers are best spans."""
+    """Return the tuned threshold, each trial and their means, for thresholds.json; answers are best spans."""
     trials = threshold_trials(questions, answers)
     names = [field.name for field in fields(ThresholdTrial)]
     mean = {name: float(np.mean([getattr(trial, name) for trial in trials])) for name in names if trials}

@@ -1,7 +1,7 @@
-"""States of a frozen encoder, computed once for a split and kept on disk: no step runs the encoder again.
+"""States of a frozen encoder, computed once per split and cached on disk, so that steps skip the encoder.
 
-One file for each layer, under a hash of the encoder and the tokens: other choices of layers, other seeds and
-later runs find what is there. What a linear probe is solved on is one file, under a hash of the head, too.
+Each layer has one file, named by a hash of the encoder and the tokens: other choices of layers, other seeds
+and later runs reuse it. The vectors of a linear probe are one file, whose hash includes the head.
 Shapes: T tokens of a split, N items or words of it, D width.
 """
 
@@ -40,9 +40,9 @@ log = logging.getLogger("bertsmith")
 
 
 def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[States, ...]:
-    """What a model's scorer reads of each token of a split [T, D], a memory map for each layer.
+    """Return the states of each token of a split [T, D], a memory map for each layer that the scorer reads.
 
-    Nothing where the disk has no room for it: then the encoder runs at every step.
+    Return nothing if the disk is too full for them: the encoder then runs at every step.
     """
     scorer = model.objective.scorer
     assert isinstance(scorer, FeatureScorer)
@@ -65,7 +65,7 @@ def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[
 
 
 def cached_vectors(encoded: EncodedSet, model: TaskModel, folder: Path) -> States:
-    """What the last layer of a model's head reads [N, D]: of words, or the means of texts' windows."""
+    """Return the inputs of the last layer of a model's head [N, D]: words, or the means of texts' windows."""
     scorer = model.objective.scorer
     assert isinstance(scorer, NetworkScorer)
     head = scorer.network.heads[scorer.head]
@@ -84,14 +84,14 @@ def cached_vectors(encoded: EncodedSet, model: TaskModel, folder: Path) -> State
 
 
 class _Unscored(nn.Linear):
-    """In the place of a head's last layer: returns what that layer reads."""
+    """Replacement for a head's last layer that returns the inputs of that layer."""
 
     def forward(self, states: Tensor) -> Tensor:
         return states
 
 
 def _keep(vectors_ND: States, file: Path) -> None:
-    """Write vectors for the next run; without them, it only takes longer."""
+    """Write vectors for the next run; warn if this fails, since that run can compute them again."""
     try:
         if _fits(file.parent, vectors_ND.nbytes):
             with caching_array(file) as temporary, temporary.open("wb") as written:
@@ -102,7 +102,7 @@ def _keep(vectors_ND: States, file: Path) -> None:
 
 def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer | NetworkScorer) -> str:
     digest = hashlib.sha256(encoder_hash(scorer.network).encode())
-    if isinstance(scorer, NetworkScorer):  # beside the encoder, its head decides
+    if isinstance(scorer, NetworkScorer):  # vectors depend on the head, too
         head = model.config.head
         digest.update(f"{scorer.head} {head.pooling} {head.cls}".encode())
         for name, tensor in sorted(scorer.network.heads.state_dict().items()):
@@ -117,7 +117,7 @@ def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer | NetworkS
 
 
 def _fits(folder: Path, needed: int) -> bool:
-    """Whether the disk has room for so many bytes."""
+    """True if the disk has room for this many bytes; warn if not."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     free = shutil.disk_usage(there).free
     if needed <= free * MOST_OF_FREE_DISK:
@@ -137,14 +137,14 @@ def _warn_once(message: str) -> None:
 def _compute(
     files: Mapping[int, Path], encoded: EncodedSet, model: TaskModel, shape: tuple[int, int]
 ) -> None:
-    """Run the encoder once over a split, and write each layer's file, all of them or none."""
+    """Run the encoder once over a split and write each layer's file, all or none."""
     scorer, numbers = model.objective.scorer, list(files)
     assert isinstance(scorer, FeatureScorer)
     encoder = scorer.network.encoder
 
     def states(numbered: tuple[TaskBatch, Numbers]) -> tuple[list[States], Numbers]:
         batch, items = numbered
-        # no_grad and autocast hold for one thread only, and this may be any of the streams.
+        # no_grad and autocast apply to one thread only, and each stream has its own.
         with torch.no_grad(), autocast(model.device, model.precision):
             every = encoder.hidden_states(batch.inputs.to(model.device))
         return [every[number].float().cpu().numpy() for number in numbers], items
@@ -160,6 +160,6 @@ def _compute(
         for found, items in in_streams(states, batches, streams=cut.streams):
             rows_T = token_rows(encoded, items)
             for map_TD, states_TD in zip(maps, found, strict=True):
-                map_TD[rows_T] = states_TD[: len(rows_T)]  # filler stands at the end
+                map_TD[rows_T] = states_TD[: len(rows_T)]  # filler is at the end
             advance(len(items))
         del maps  # closes the maps, before the files take their names

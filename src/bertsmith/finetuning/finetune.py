@@ -1,7 +1,7 @@
-"""The fine-tuning job: from a trained encoder and a task's files to a model that does the task.
+"""The fine-tuning job: from a trained encoder and a task's files to a model for the task.
 
-Read from top to bottom: what was asked for, the loop over the steps of a run (set up in `finetuning_setup`),
-what is done after a step (metrics, evaluation, checkpoints), and the finished model.
+Read from top to bottom: the assignment, the loop over the steps of a run (set up in `finetuning_setup`),
+the work after a step (metrics, evaluation, checkpoints), and the finished model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,9 +70,9 @@ from bertsmith.training.trainer import (
 )
 
 LOGGED_LINES = 200
-"""About so many lines of metrics in a run."""
+"""Approximate number of lines of metrics in a run."""
 MAX_STEPS_BETWEEN_LINES = 10
-"""In a run with run.minutes, whose number of steps is not known in advance."""
+"""Applies to runs with run.minutes, whose number of steps is not known in advance."""
 SECONDS_BETWEEN_STATES = 300.0
 
 
@@ -80,15 +80,15 @@ SECONDS_BETWEEN_STATES = 300.0
 
 
 StoppingRule = Callable[[Sequence[float]], EarlyEnd | None]
-"""From the values of the deciding metric so far to how the run ends early, or None where it goes on."""
+"""Maps the values of the deciding metric so far to the early end of the run, or None if it continues."""
 Preparation = Callable[[Run, RunState], None]
-"""What a study does with a run before its first step, or before it goes on: the weights are in place. It may
-watch the optimiser, and may let a run that is new begin at a later step of its schedule."""
+"""A study's hook, called with the weights in place before the first step of a run or before it resumes. It
+may watch the optimiser, and may let a new run begin at a later step of its schedule."""
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRules:
-    """What a study that a run belongs to does with it."""
+    """Hooks of a study in the runs that belong to it."""
 
     stopping: StoppingRule | None = None
     preparation: Preparation | None = None
@@ -99,12 +99,12 @@ NO_STUDY = StudyRules()
 
 @dataclass(frozen=True, slots=True)
 class FinetuningResult:
-    """How a run ended."""
+    """Outcome of one start of a run, whether it finished or was stopped."""
 
     folder: Path
     finished: bool
     metrics: dict[str, dict[str, float]]
-    """For each split that it was evaluated on."""
+    """Metrics for each split that the model was evaluated on."""
     seconds: float
     steps: int
     examples: int
@@ -114,17 +114,17 @@ class FinetuningResult:
     references: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Metrics of simpler models by name and split: the linear probe, TF-IDF, a dictionary."""
     classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
-    """Precision, recall and F1 of each class on each split, where the task has classes."""
+    """Precision, recall and F1 of each class on each split; empty if the task has no classes."""
     early_end: EarlyEnd | None = None
-    """Of a trial that was not worth its time."""
+    """Early end of a trial that the stopping rule ended, else None."""
     layer_weights: dict[str, float] = field(default_factory=dict)
-    """What a weighted sum of frozen layers has learned: the fraction of each, and the scale of all."""
+    """Learned weights of a weighted sum of frozen layers: the fraction of each, and the scale of all."""
     main_process: bool = True
-    """Whether this process is the one that speaks."""
+    """True if this process is the one that prints messages."""
 
     @property
     def deciding(self) -> tuple[Metric, float] | None:
-        """The deciding metric and its value on the deciding split, if there is one."""
+        """Return the deciding metric and its value on the deciding split, or None without such a split."""
         for metrics in self.metrics.values():
             name = next(iter(metrics))  # a kind evaluates the deciding one first
             return metric_named(name), metrics[name]
@@ -138,9 +138,9 @@ def finetune(
     stopping: StoppingRule | None = None,
     preparation: Preparation | None = None,
 ) -> FinetuningResult:
-    """Fine-tune as the assignment says; a run found in its folder resumes or, if finished, is reported.
+    """Fine-tune as the assignment says; resume an unfinished run in its folder, or report a finished one.
 
-    With more epochs than before, a finished run goes on. A stopping rule may end a run of one process early.
+    With more epochs than before, a finished run continues. A stopping rule may end a run of one process.
     """
 
     def in_processes(world: World) -> FinetuningResult:
@@ -165,7 +165,7 @@ def finetune_on(
     *,
     study: StudyRules = NO_STUDY,
 ) -> FinetuningResult:
-    """Fine-tune on examples that were read before; all processes call it."""
+    """Fine-tune on examples that have been read already; every process must call it."""
     folder, hashes = finetuning_folder(assignment.out), hashes_of(splits.splits)
     world.on_main(lambda: check_same_run(assignment))
     if not lengthens_a_run(assignment) and folder.ended_whole(world):
@@ -180,18 +180,18 @@ def finetune_on(
             return _finished_before(assignment, world, callback)
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
-        # Asked here, too: another process may have begun the run just now.
+        # Checked again here: another process may have begun the run just now.
         run = set_up(with_begun_micro_tokens(assignment), splits, world)
         if study.preparation is not None:
-            # What a study does after a step would be no part of one that is recorded for a GPU.
+            # A CUDA graph would not contain the study's work after each step.
             run = replace(run, trainer=replace(run.trainer, graphs=None))
         state = restore(run)
         resumes = state.progress.step > 0
         if study.preparation is not None:
             study.preparation(run, state)
-        world.barrier()  # all have looked at the files that the main process now changes
+        world.barrier()  # all processes have read the files that the main process now changes
         world.on_main(lambda: _begin(run, state, hashes, lengthens=lengthens))
-        # How a run began is no news where it resumes: its head has learned since.
+        # Notes on the start of a run are outdated when it resumes: its head has learned since.
         for note in run.notes if not resumes else lengthening_notes(run, state):
             callback.on_message(note)
         if resumes:
@@ -199,7 +199,7 @@ def finetune_on(
             clock = replace(clock, before=state.progress.seconds)
         with RunJournal(folder.path, world, resume_step=state.progress.step) as journal:
             loop = _TrainingLoop(run, state, journal, callback, clock, study.stopping)
-            # A state of the end is there where a process was killed after its last step.
+            # The state of the end exists if a process was killed after the last step.
             if state.ended_after is None and run.tunes and not loop.train(stop):
                 return FinetuningResult(
                     folder.path,
@@ -215,12 +215,12 @@ def finetune_on(
 
 
 def _begin(run: Run, state: RunState, hashes: Mapping[str, str], *, lengthens: bool) -> None:
-    """Write down what the run is asked to do, unless it cannot go on as asked."""
+    """Write the assignment; raise if a run cannot be lengthened because its last state is damaged."""
     folder = run.folder
     if lengthens and not state.lengthened:
         remedy = f"train its model further: --model {folder.path} --out NEW --epochs MORE"
         raise UserError("its last state is damaged", where=str(folder.checkpoints), remedy=remedy)
-    # A run that goes on is finished no more; its model stays until there is one that was trained longer.
+    # A lengthened run is not finished; its model is kept until one that was trained longer replaces it.
     (folder.path / RESULT).unlink(missing_ok=True)
     write_assignment(folder, run.assignment, hashes)
 
@@ -268,7 +268,7 @@ def _result_of(folder: RunFolder, world: World) -> FinetuningResult:
 
 @dataclass(frozen=True, slots=True)
 class _TrainingLoop:
-    """One start of a run: what it works on, and where it writes what happens."""
+    """One start of a run: its state, and the journal and callback that report on it."""
 
     run: Run
     state: RunState
@@ -278,7 +278,7 @@ class _TrainingLoop:
     stopping: StoppingRule | None = None
 
     def train(self, stop: StopRequested) -> bool:
-        """Take the steps that remain; False where somebody asked to stop before the last one."""
+        """Take the remaining steps; return False if stopped by a signal before the last one."""
         run, state = self.run, self.state
         workload = workload_of(run)
         log_every = max(1, workload.steps // LOGGED_LINES)
@@ -286,12 +286,12 @@ class _TrainingLoop:
             log_every = min(log_every, MAX_STEPS_BETWEEN_LINES)
         deciding_split = dict(islice(run.evaluation_splits.items(), 1))
         if run.solution is not None:
-            self._evaluate(deciding_split)  # the probe, which tuning may not improve on
+            self._evaluate(deciding_split)  # the probe: tuning may fail to improve on it
             run.solution.start_tuning(run.model, run.world)
         cadence = Cadence(
             stop,
             run.world,
-            # Nothing is due then: `finish` evaluates all splits and writes the model.
+            # Nothing is due at the end: `finish` evaluates all splits and writes the model.
             ends=lambda progress: self._done(progress) >= 1,
             evaluates=self._evaluates(workload),
             save_every_seconds=SECONDS_BETWEEN_STATES,
@@ -328,12 +328,12 @@ class _TrainingLoop:
         return True
 
     def _done(self, progress: Progress) -> float:
-        """Return how much of the run is done, from 0 to 1."""
+        """Return the fraction of the run that is done, from 0 to 1."""
         recipe, steps = self.run.recipe, total_steps(self.run.batches, self.run.recipe)
         return fraction_done(progress, recipe, steps=steps, world=self.run.world)
 
     def _evaluates(self, workload: Workload) -> Callable[[Progress], bool]:
-        """Whether an evaluation is due after a step; by the clock in a run with run.minutes."""
+        """Return a function that is true if an evaluation is due; run.minutes makes it go by the clock."""
         settings, world = self.run.recipe.run, self.run.world
         if settings.minutes == "off":
             return lambda progress: progress.step in workload.evaluation_steps
@@ -349,9 +349,9 @@ class _TrainingLoop:
         return is_due
 
     def _reason_to_end_early(self) -> str:
-        """Why the run is not worth more time after an evaluation, or nothing."""
+        """Return the reason to end the run after an evaluation, or "" to continue."""
         run, best, patience = self.run, self.state.best, self.run.recipe.run.patience
-        # The main process alone knows of the best weights.
+        # Only the main process has the best weights.
         if run.world.broadcast(float(best is not None and best.has_run_out(patience))) > 0:
             return "no evaluation has been better for run.patience of them"
         metric = run.model.config.deciding_metric
@@ -365,10 +365,10 @@ class _TrainingLoop:
         )
 
     def _log(self, report: StepReport, workload: Workload) -> None:
-        """Write a line of metrics and begin to sum up anew."""
+        """Write a line of metrics and reset the sums."""
         state, step, seconds = self.state, report.progress.step, report.progress.seconds
         values = {
-            # Of no step at all where every one was skipped.
+            # NaN if every step was skipped.
             "loss": self.run.world.sum([state.loss_sum])[0] / (state.loss_count or nan),
             "learning_rate": report.step.learning_rate,
             "gradient_norm": report.gradient_norm,
@@ -377,7 +377,7 @@ class _TrainingLoop:
         }
         state.loss_sum = state.loss_count = 0.0
         self.journal.write("train", step, values)
-        # The evaluations after the last step are part of the work: 100 % is when nothing is left to wait for.
+        # The evaluations after the last step are part of the work: 100 % means that nothing remains.
         remaining = workload.remaining_after(step)
         if self.run.recipe.run.minutes != "off":
             by_clock = max(0.0, 60 * self.run.recipe.run.minutes / seconds - 1)
@@ -386,10 +386,10 @@ class _TrainingLoop:
         self.callback.on_step(1 / (1 + remaining), dict(state.shown))
 
     def _evaluate(self, splits: Mapping[str, EncodedSplit]) -> Evaluation | None:
-        """How right the model is now, found by the main process, which keeps the weights if they are best."""
+        """Evaluate in the main process, which keeps the weights if they are best; others get None."""
         run, state = self.run, self.state
         found = run.world.on_main(lambda: evaluate(run.model, splits, scaler=run.scaler))
-        # The end of a run may look at weights that were looked at before.
+        # The final evaluation may be of weights that were evaluated before.
         if splits and state.evaluated_step != state.progress.step:
             state.evaluated_step = state.progress.step
             metric = run.model.config.deciding_metric.name
@@ -405,15 +405,15 @@ class _TrainingLoop:
         """Evaluate on all splits, keep the state of the end, and let the main process write the results."""
         run, state = self.run, self.state
         found = self._evaluate(run.evaluation_splits)
-        if run.recipe.run.keep_state:  # now, for below the weights change into those that people use
+        if run.recipe.run.keep_state:  # now, because the weights may be replaced by the best ones below
             state.ended_after = run.recipe.run.epochs
             save(run, state, seconds=self.clock())
         run.world.on_main(lambda: self._write_results(found))
-        if "step" in state.shown:  # this start took steps; one that only had to finish has told of none
+        if "step" in state.shown:  # this start took steps and reported them
             self.callback.on_step(1.0, {**state.shown, "eta_seconds": 0.0})
 
     def _write_results(self, found: Evaluation | None) -> None:
-        """Write the results, of the best weights where these are kept."""
+        """Write the results: of the best weights if these are kept, else of the last."""
         run, state = self.run, self.state
         assert found is not None, "the main process has evaluated"
         notes = (*run.notes, *lengthening_notes(run, state))
@@ -460,7 +460,7 @@ class _TrainingLoop:
 
 
 def check_learned(run: Run, state: RunState, found: Evaluation) -> None:
-    """Stop before a model is written that learned nothing, or gives nothing but what is no number."""
+    """Raise, before a model is written, if every step was skipped or the loss or a weight is not finite."""
     steps, what = state.progress.step, ""
     weights = run.model.objective.state_dict().values()
     if steps and state.progress.skipped == steps:
@@ -473,7 +473,7 @@ def check_learned(run: Run, state: RunState, found: Evaluation) -> None:
 
 
 def evaluated_values(folder: Path, metric: Metric) -> list[float]:
-    """Return the deciding metric at each evaluation after a step; one that is not a number is the worst."""
+    """Return the deciding metric at each evaluation after a step; NaN counts as the worst value."""
     worst = -inf if metric.larger_is_better else inf
     lines = [line for line in read_metrics(folder) if line["kind"] == "held-out" and line["step"]]
     return [worst if line[metric.name] is None else line[metric.name] for line in lines]
@@ -482,7 +482,7 @@ def evaluated_values(folder: Path, metric: Metric) -> list[float]:
 def next_step(
     batches: ShuffledBatches, recipe: FinetuningRecipe, progress: Progress, *, world: World = ALONE
 ) -> StepInput | None:
-    """What the next step learns from, or None after the last.
+    """Return the input of the next step, or None after the last.
 
     Its examples are a pure function of seed, step and rank; with run.minutes its rate depends on the clock.
     """
@@ -497,24 +497,24 @@ def next_step(
 
 
 def fraction_done(progress: Progress, recipe: FinetuningRecipe, *, steps: int, world: World = ALONE) -> float:
-    """Return how much of a run is done: of its steps, or of run.minutes if they end first."""
+    """Return the fraction of a run that is done, by its steps or by run.minutes, whichever is further."""
     by_steps = progress.step / steps
     if recipe.run.minutes == "off":
         return by_steps
-    # Setting up and the first step, which may compile, take time: the schedule begins after them.
+    # The schedule begins after the setup and the first step, which may compile.
     end, first = 60 * recipe.run.minutes, progress.first_step_seconds
     by_clock = (progress.seconds - first) / (end - first) if first < end else 1.0
     done = max(by_steps, by_clock if progress.step else 0.0)
-    return world.broadcast(done)  # all ranks go by the clock of the main process
+    return world.broadcast(done)  # all ranks use the clock of the main process
 
 
 def rate_of_step(step: int, recipe: FinetuningRecipe, *, steps: int) -> float:
-    """The learning rate of a step, counted from 0, in a run of so many."""
+    """Return the learning rate of a step, counted from 0, in a run of this many steps."""
     return learning_rate(step / steps, without_short_warmup(recipe.optim, steps=steps))
 
 
 def lengthening_notes(run: Run, state: RunState) -> Iterator[str]:
-    """That the run went on after an end, and with which learning rates."""
+    """Yield a note for each time the run was lengthened; the last one gives the new learning rates."""
     steps = total_steps(run.batches, run.recipe)
     for epochs, end in state.lengthened[:-1]:
         yield f"the run was lengthened after {counted(epochs, 'epoch')} ({counted(end, 'step')})"

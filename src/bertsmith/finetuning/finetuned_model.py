@@ -1,4 +1,4 @@
-"""The end of a fine-tuning run: a model folder that any tool opens, with plots, errors and a card."""
+"""Results of a fine-tuning run: a model folder that any tool can open, with plots, errors and a card."""
 
 import shutil
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ LINEAR_PROBE = "linear probe"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A run that has come to its end."""
+    """A run whose training is complete, with its evaluation."""
 
     assignment: Assignment
     model: TaskModel
@@ -49,24 +49,24 @@ class Finished:
     found: Evaluation
     steps: int
     epochs: float
-    """Those that these steps were."""
+    """Number of epochs that these steps correspond to."""
     seconds: float
     examples: int
     baselines: Mapping[str, Mapping[str, float]]
-    """What the constant answer gets on each split."""
+    """Metrics of the constant answer on each split."""
     references: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     """Metrics of simpler models by name and split."""
     early_end: dict[str, float] | None = None
-    """How a trial was ended that was not worth more time."""
+    """Details of the early end of a trial (`EarlyEnd`); None if the run was not stopped early."""
 
     @property
     def config(self) -> TaskConfig:
-        """How the model is to be asked."""
+        """Return the config that the model predicts with."""
         return self.found.config
 
     @property
     def layer_weights(self) -> dict[str, float]:
-        """What a weighted sum of frozen layers has learned; otherwise empty."""
+        """Return the learned weights of a weighted sum of frozen layers; empty for other models."""
         scorer = self.model.objective.scorer
         return scorer.layer_weights() if isinstance(scorer, FeatureScorer) else {}
 
@@ -74,7 +74,7 @@ class Finished:
 def references_of(
     run: Run, found: Evaluation, *, best_step: int
 ) -> tuple[dict[str, dict[str, dict[str, float]]], list[str]]:
-    """Return the metrics of simpler models by name and split, and what the user should know of them."""
+    """Return the metrics of simpler models by name and split, and notes about them for the user."""
     references: dict[str, dict[str, dict[str, float]]] = {}
     notes: list[str] = []
     metrics, simple = found.config.metrics, found.config.kind.simple_model
@@ -95,7 +95,7 @@ def references_of(
 
 
 def write_results(folder: RunFolder, finished: Finished) -> None:
-    """Write everything that people and tools look at; the result file comes last."""
+    """Write the model folder, plots, error tables and card; write the result file last."""
     write_versions(folder.path)
     write_text(folder.path / "recipe.toml", recipe_toml(finished.assignment.recipe))
     _draw_curve(folder, finished)
@@ -139,11 +139,11 @@ def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> Non
             shape = lora_shape(finished.assignment.recipe.lora)
             write_adapter(fresh, scorer.network, finished.config.head_name, shape=shape, base=base)
         else:
-            # Over frozen features the network has no head whose outputs could be named.
+            # With frozen features the network has no head, and so no outputs to name.
             keys = {} if mix else finished.config.kind.config_keys(finished.config.labels)
             write_model(fresh, Model(scorer.network, keys))
             defaults = model_folder(finished.assignment.model) / DEFAULTS_FILE
-            if defaults.is_file():  # who tunes this model further does best with the same
+            if defaults.is_file():  # they suit further fine-tuning of this model as well
                 shutil.copy(defaults, fresh / DEFAULTS_FILE)
         write_finetuned(fresh, FinetunedTask(finished.config, mix))
         finished.model.tokenizer.save(fresh)
@@ -167,7 +167,7 @@ def _write_split(folder: RunFolder, finished: Finished, name: str, split: Encode
 
 
 def model_card(finished: Finished, *, picture: bool) -> str:
-    """What the model is, how it came to be and how right it is, as Markdown."""
+    """Return the model card as Markdown: description, training, results and usage."""
     config, recipe = finished.config, finished.assignment.recipe
     run, optim = recipe.run, recipe.optim
     introduction = (
@@ -220,18 +220,18 @@ def model_card(finished: Finished, *, picture: bool) -> str:
 
 
 def weights_text(weights: Mapping[str, float]) -> str:
-    """The learned weights of layers, for people."""
+    """Format the learned weights of layers."""
     return ", ".join(f"{name} {value:.3f}" for name, value in weights.items())
 
 
 def _usage(finished: Finished) -> str:
-    """What a user writes to ask the model, by its kind."""
+    """Return example code that predicts with the model, by its kind."""
     text = '("The first text.", "The second one.")' if finished.config.pairs else '"A text of your own."'
     asked = finished.config.kind.usage.format(text=text)
-    # The folder is where this card stands, under whatever name it is moved to.
+    # A placeholder: the folder that contains this card may be moved.
     return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
 
 
 def _shown(name: str, value: float | None) -> str:
-    """A value as the terminal shows it."""
+    """Format a metric's value as in the terminal; empty if there is none."""
     return "" if value is None else metric_named(name).text(value)

@@ -1,4 +1,4 @@
-"""Setting up a fine-tuning run: encoded splits, the trainer, batches, and what the user should know."""
+"""Setup of a fine-tuning run: encoded splits, the trainer, batches, and notes for the user."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -59,35 +59,35 @@ from bertsmith.training.trainer import (
 )
 
 CPU_HALF_MULTIPLE = 32
-"""A CPU's half-precision products are compiled for each shape (oneDNN); 10 % of a step where all differ."""
+"""oneDNN compiles half-precision products for each shape: 10 % of a CPU step if all shapes differ."""
 MICRO_TOKENS = 16_384
 GPU_MICRO_TOKENS = (65_536, 32_768)
-"""Passes that keep a large GPU at work: to start those of a BERT-Base takes 30 ms, however small they are."""
+"""Tokens that keep a large GPU busy: launching a pass of BERT-Base takes 30 ms, however small it is."""
 MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
-"""Into so many parts the tokens of a usual step are counted: few sizes to record, and little filler."""
+"""A usual step has about this many multiples of tokens: few sizes to record, and little filler."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What stays the same from a run's first step to its last."""
+    """The parts of a run that stay the same from its first step to its last."""
 
     assignment: Assignment
     trainer: Trainer
     model: TaskModel
-    """The network that is trained, as it predicts."""
+    """The network that is trained, in its form for prediction."""
     batches: ShuffledBatches
     evaluation_splits: Mapping[str, EncodedSplit]
-    """The deciding one first."""
+    """Splits to evaluate on, the deciding one first."""
     train: EncodedSplit
     notes: tuple[str, ...]
-    """What the user should know before the first step."""
+    """Messages to the user before the first step."""
     scaler: TargetScaler | None = None
-    """Of the targets, where they are a user's own numbers."""
+    """Scaler of the targets if they are a user's own numbers, else None."""
     solved: bool = False
     """True if the head began as the optimal linear head on the encoder (`linear_probe`)."""
     solution: Solution | None = None
-    """How this start solved it; None if it resumes."""
+    """The head's solution that this start computed; None if it resumes."""
 
     @property
     def tunes(self) -> bool:
@@ -101,29 +101,29 @@ class Run:
 
     @property
     def recipe(self) -> FinetuningRecipe:
-        """How it is done."""
+        """Return the recipe of the run."""
         return self.assignment.recipe
 
     @property
     def world(self) -> World:
-        """The processes that share it."""
+        """Return the processes that share the run."""
         return self.trainer.world
 
     @property
     def folder(self) -> RunFolder:
-        """Where it is written."""
+        """Return the folder of the run."""
         return finetuning_folder(self.assignment.out)
 
 
 def set_up(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
-    """The run of an assignment, before its first step; nothing is written yet, and all processes call it."""
+    """Return the run of an assignment, without writing to its folder; every process must call it."""
     run = world.main_first(lambda: _set_up_here(assignment, splits, world))
     shared = share_work(run.trainer.objective, world, "ddp")
     return replace(run, trainer=replace(run.trainer, objective=shared))
 
 
 def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
-    """The run of one process."""
+    """Return the run for this process alone, without sharing its gradients."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
     check_label_thresholds(config, where="answers.label_thresholds")
@@ -213,7 +213,7 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
 def build_trainer(
     initial: InitialTaskModel, config: TaskConfig, recipe: FinetuningRecipe, world: World
 ) -> tuple[Trainer, TaskModel]:
-    """What is trained, and the same network as it predicts."""
+    """Return the trainer, and its network in the form for prediction."""
     gpu, precision = world.device.type == "cuda", choose_precision(recipe.run.precision, world.device)
     network, seed = initial.network, recipe.run.seed
     if config.head.encoder == "lora":
@@ -223,14 +223,14 @@ def build_trainer(
     scorer = scorer_of(network, config, initial.tokenizer, seed=seed, fresh=initial.fresh)
     network.encoder.recompute = recipe.run.recompute
     objective = TaskObjective(scorer.to(world.device), config.kind, config.head, recipe.distill).train()
-    # An LSTM is no part of a graph.
+    # An LSTM cannot be part of a graph.
     one_graph = can_compile(objective) and config.head.encoder != "frozen-features"
     if one_graph and (recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)):
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)
     # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
-    # with fp16, where the CPU decides after each step by how much the next loss is scaled, nor where layers
-    # are recomputed, for which dropout's random state is read back, nor with gradients of other processes.
+    # is it with fp16, since the CPU chooses the next loss scale after each step, nor with recomputed layers,
+    # since dropout's random state is read back, nor with gradients of other processes.
     flash = gpu and precision == "bf16" and network.encoder.recordable(world.device)
     recordable = one_graph and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
     recordable = recordable and not recipe.run.recompute and world.size == 1
@@ -242,7 +242,7 @@ def build_trainer(
 
 
 def lora_shape(lora: LoraSection) -> LoraShape:
-    """The adapters that a recipe asks for."""
+    """Return the shape of the adapters in a recipe."""
     return LoraShape(lora.rank, lora.alpha, lora.dropout, lora.rank_stabilized)
 
 
@@ -252,7 +252,7 @@ def _with_states(split: EncodedSplit, model: TaskModel) -> EncodedSplit:
 
 
 def micro_tokens(network: Network, encoded: EncodedSet, recipe: FinetuningRecipe, world: World) -> int:
-    """Most tokens in one forward pass: where it is left to us, by the memory that a GPU has free."""
+    """Return the most tokens in one forward pass; if "auto" on a GPU, as many as its free memory allows."""
     if recipe.run.micro_tokens != "auto":
         return recipe.run.micro_tokens
     if world.device.type != "cuda":
@@ -267,25 +267,25 @@ def micro_tokens(network: Network, encoded: EncodedSet, recipe: FinetuningRecipe
         precision=choose_precision(recipe.run.precision, world.device),
         recompute=recipe.run.recompute,
     )
-    # Twice that: a step of a new size has memory of its own beside that of the recorded ones.
+    # Twice that: a step of a new size needs memory in addition to that of the recorded ones.
     free = torch.cuda.mem_get_info(world.device)[0]
     fitting = (each for each in GPU_MICRO_TOKENS if 2 * estimate_memory(load, each).total <= free)
     return next(fitting, MICRO_TOKENS)
 
 
 def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, world: World) -> int:
-    """To multiples of this many tokens the steps are filled up, where a new shape costs time; or 1."""
+    """Return the multiple of tokens that steps are padded to if new shapes cost time, else 1."""
     if world.device.type != "cuda":
         return CPU_HALF_MULTIPLE if recipe.run.precision == "bf16" else 1
     tokens = recipe.run.examples / world.size * len(encoded.tokens_T) / encoded.items
-    # Filler is one sequence: where all texts are short, it is to be short as well.
+    # Filler is one sequence: if all texts are short, it must be short as well.
     short = np.diff(encoded.starts_N1).max() <= SHORT_LENGTH
     most = SHORT_LENGTH if short else MAX_MULTIPLE
     return min(max(MIN_MULTIPLE, int(2 ** round(log2(tokens / SIZES_OF_STEPS)))), most)
 
 
 def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None:
-    """Raise where a setting needs a development set and there is none."""
+    """Raise if a setting requires a development set and there is none."""
     needs = {
         "run.keep": (recipe.run.keep == "best", "last"),
         "answers.null_threshold": (recipe.answers.null_threshold == "tuned", "0.0"),

@@ -1,4 +1,4 @@
-"""What changes while a fine-tuning run goes: saved with its weights, restored, lengthened."""
+"""Run state of fine-tuning: saved with the weights, restored on resume, and adapted to more epochs."""
 
 import shutil
 from dataclasses import dataclass, field, replace
@@ -15,40 +15,40 @@ from bertsmith.training.trainer import Progress
 
 @dataclass(frozen=True, slots=True)
 class EarlyEnd:
-    """How a trial of a search was ended that did worse than others."""
+    """Early end of a trial that did worse than the median of others."""
 
     evaluation: int
-    """Its number, counted from 1."""
+    """Number of the last evaluation, counted from 1."""
     best: float
-    """Until then, by the deciding metric."""
+    """Best value of the deciding metric until then."""
     median: float
-    """What it is worse than."""
+    """Median of other trials, which is better."""
 
 
 @dataclass
 class RunState:
-    """What changes from step to step beside the weights, and is saved with them."""
+    """State other than the weights that changes from step to step; most of it is saved with them."""
 
     progress: Progress = field(default_factory=Progress)
     loss_sum: float = 0.0
-    """Of this process since the last line of metrics; saved too, so that a resume changes no line."""
+    """Loss of this process since the last line of metrics; saved, so that resuming changes no line."""
     loss_count: float = 0.0
-    """Of all processes."""
+    """Divisor of the loss since the last line of metrics, for all processes."""
     best: Best | None = None
-    """Only where the best weights are kept, and in the main process."""
+    """Best weights so far, in the main process and only if the run keeps them."""
     evaluated_step: int = -1
-    """After which step the development set was evaluated last."""
+    """Step of the last evaluation on the development set; -1 if there was none."""
     ended_after: float | None = None
-    """The epochs of the run, once it has come to its end."""
+    """Epochs of the run once it has ended; None before."""
     early_end: EarlyEnd | None = None
     """Set with the last step of a trial that was not worth more time."""
     shown: dict[str, Any] = field(default_factory=dict)
-    """What this start told last of its progress; it is not saved."""
+    """Progress that this start reported last; not saved."""
     lengthened: tuple[tuple[float, int], ...] = ()
     """Epochs and last step of each end after which the run was lengthened."""
 
     def lengthened_to(self, epochs: float) -> "RunState":
-        """The state with which a longer run begins, if it is one: it waits for better weights anew."""
+        """Return the state for a run of this many epochs; a lengthened run gets its full patience again."""
         if self.ended_after is None or self.ended_after == epochs:
             return self
         best = None if self.best is None else replace(self.best, waited=0)
@@ -57,7 +57,7 @@ class RunState:
 
 
 def restore(run: Run) -> RunState:
-    """The state that was saved last, its tensors put into the trainer; or that of a new run."""
+    """Load the last saved state into the trainer and return it; without one, return that of a new run."""
     main, saved = run.world.main, latest_state(run.folder.checkpoints, run.world)
     if saved is None:
         return RunState()
@@ -67,7 +67,7 @@ def restore(run: Run) -> RunState:
     loss_sum, loss_count = scalars["loss"]
     state = RunState(
         saved.state.progress,
-        loss_sum if main else 0.0,  # saved is that of all processes
+        loss_sum if main else 0.0,  # the saved sum is over all processes
         loss_count,
         best,
         scalars["evaluated_step"],
@@ -78,7 +78,7 @@ def restore(run: Run) -> RunState:
 
 
 def save(run: Run, state: RunState, *, seconds: float) -> None:
-    """Save the state of this step in place of the one before."""
+    """Save the state of this step and remove the previous one."""
     folder, world, best, progress = run.folder, run.world, state.best, state.progress
     scalars: dict[str, Any] = {
         "loss": [*world.sum([state.loss_sum]), state.loss_count],
@@ -101,12 +101,12 @@ def save(run: Run, state: RunState, *, seconds: float) -> None:
 
 
 def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
-    """Keep a copy of the weights if no earlier ones did as well, or as well with a smaller loss."""
+    """Copy the weights if they are better than all earlier ones, or as good with a smaller loss."""
     metric, best = run.model.config.deciding_metric, state.best
     value = found.deciding[metric.name]
     is_better = best is None or metric.is_better(value, than=best.value)
     if best is not None and not is_better and not (value == best.value and found.loss < best.loss):
-        # Tuning starts below the probe of step 0: only what it has reached itself is waited for.
+        # Tuning starts below the probe of step 0: waiting counts only from a best result of tuning itself.
         state.best = replace(best, waited=best.waited + 1 if best.step else 0)
     else:
         tensors = run.model.objective.state_dict()
@@ -115,6 +115,6 @@ def remember_best(run: Run, state: RunState, found: Evaluation) -> None:
 
 
 def remove_states(folder: RunFolder) -> None:
-    """Remove the resumable states of a run that is finished."""
+    """Remove the resumable states and best weights of a finished run."""
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     remove_best_but(folder, NO_STEP)

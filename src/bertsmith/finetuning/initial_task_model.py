@@ -1,4 +1,4 @@
-"""What a fine-tuning run begins with: a trained encoder with the head of the task on it."""
+"""The initial model of a fine-tuning run: a trained encoder with the task head."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -38,28 +38,28 @@ DROPOUTS = {
     "attention_dropout": ("attention_dropout",),
     "head_dropout": ("head_dropout", "span_dropout", "choice_dropout", "pooler_dropout"),
 }
-"""The keys of a recipe -> what the configs of the architectures call it."""
+"""Recipe keys, each with the names that the configs of the architectures use for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class InitialTaskModel:
-    """A network that has the task's head and no other (none over features), and what is known of it."""
+    """A network with the task head and the heads it depends on (with frozen features, no task head)."""
 
     network: Network
     tokenizer: Tokenizer
     fresh: tuple[str, ...]
     """Heads with fresh weights."""
     kept: bool
-    """Whether the task's head is the folder's own."""
+    """True if the task head is that of the folder."""
     notes: tuple[str, ...]
 
 
 def load_initial_task_model(
     folder: Path, config: TaskConfig, *, seed: int, dropouts: Mapping[str, float] = MappingProxyType({})
 ) -> InitialTaskModel:
-    """The encoder of a model folder with the head that the config asks for, its own or a fresh one.
+    """Return the encoder of a model folder with the head that the config requires, kept or fresh.
 
-    `dropouts` are rates by the keys of a recipe; the others are those of the folder.
+    `dropouts` are rates by the keys of a recipe; other rates stay those of the folder.
     """
     if config.head.encoder == "lora" and is_adapter(model_folder(folder)):
         remedy = f"merge it first: bertsmith merge {folder} --out FOLDER"
@@ -87,7 +87,7 @@ def load_initial_task_model(
 
 
 def _with_dropouts(network: Network, dropouts: Mapping[str, float]) -> Network:
-    """The same weights in a network with these rates."""
+    """Return a network with these dropout rates and the same weights."""
     if not dropouts:
         return network
     known = {field.name for field in fields(network.config)}
@@ -101,7 +101,7 @@ def _with_dropouts(network: Network, dropouts: Mapping[str, float]) -> Network:
 
 
 def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
-    """Let the sequence's first token or the mean of all stand for it."""
+    """Represent a sequence by its first token or the mean of all; return notes for the user."""
     pooling = config.head.pooling
     assert pooling != "model", "then there is nothing to choose"
     if config.kind.head.reads == "tokens":
@@ -117,7 +117,7 @@ def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
 
 
 def _leave_bare(model: Model, config: TaskConfig) -> None:
-    """Take every head off but a trained pooler: what learns is no head, and a random one misleads."""
+    """Remove every head except a trained pooler: a BiLSTM learns instead, and a random head would mislead."""
     if config.head.pooling != "model":
         what = "a BiLSTM on frozen layers has a way of its own to read a sequence"
         raise UserError(what, where="head.pooling", remedy="leave it out")
@@ -131,7 +131,7 @@ def _leave_bare(model: Model, config: TaskConfig) -> None:
 
 
 def _put_head(model: Model, config: TaskConfig, stream: torch.Generator) -> tuple[bool, tuple[str, ...]]:
-    """Put the task's head on; whether it is the folder's own, and the names of heads with fresh weights."""
+    """Add the task head; return True if it is the folder's, and the names of heads with fresh weights."""
     network = model.network
     kept = _has_own_head(model, config)
     drawn = [] if kept else add_fresh_head(network, config.head_name, config.outputs, stream)
@@ -160,7 +160,7 @@ def _has_own_head(model: Model, config: TaskConfig) -> bool:
 
 
 def _fits(model: Model, config: TaskConfig) -> bool:
-    """Whether the folder's own head answers the same question: as many outputs, the same labels."""
+    """True if the folder's head has as many outputs and the same labels as the task."""
     head = model.network.heads[config.head_name]
     if not isinstance(head, OutputHead) or head.output.out_features != config.outputs:
         return False
@@ -168,7 +168,7 @@ def _fits(model: Model, config: TaskConfig) -> bool:
 
 
 def _renew_layers(network: Network, config: TaskConfig, stream: torch.Generator) -> str:
-    """Give the last layers fresh weights (Zhang et al. 2021)."""
+    """Give the last layers fresh weights (Zhang et al. 2021); return a note for the user."""
     layers, count = layers_in(network.encoder), config.head.fresh_layers
     if config.head.encoder != "tuned":
         raise _frozen_anew(config)

@@ -22,25 +22,25 @@ from bertsmith.training.distributed import World
 PENALTIES = (1.0, 0.3, 0.1, 0.03, 0.01, 3e-3, 1e-3, 3e-4, 1e-4)
 """Weights of half the squared norm in the loss of standardised vectors, the strongest first."""
 TUNING_PENALTY = 0.1
-"""Tuning starts from a solution with at least this penalty. The optimum itself may fit the training set so
+"""Smallest penalty of the solution that tuning starts from. The optimum itself may fit the training set so
 well that no gradient is left for the encoder (Ren et al. 2023)."""
 FOLDS = 4
 MAX_ROWS_IN_FOLDS = 2_500
-"""With more rows, one fold is held out once: the penalty is then known well enough."""
+"""With more rows, only one fold is held out, which determines the penalty well enough."""
 MAX_GROUPS_FOR_PENALTY = 5_000
 MAX_ITERATIONS = 200
-"""Of L-BFGS; most problems need about 50."""
+"""Maximum iterations of L-BFGS; most problems need about 50."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Vectors and their targets: a class each [N], 0 or 1 for each label [N, C], or a number [N, 1]."""
+    """Vectors with targets: a class per row [N], 0 or 1 for each label [N, C], or a number per row [N, 1]."""
 
     vectors_ND: Tensor
     targets: Tensor
     weights_N: Tensor
     groups_N: NDArray[np.int64]
-    """Rows of one group (the words of a sentence) are held out together."""
+    """Group of each row; rows of one group (the words of a sentence) are held out together."""
 
     def subset(self, chosen_N: NDArray[np.bool_]) -> "Rows":
         """Return some of the rows."""
@@ -51,7 +51,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """How a head was solved."""
+    """The solution of a head, from which tuning starts."""
 
     tuning_start: tuple[Tensor, Tensor]
     """Weights and biases for tuning to start from, the optimum for `TUNING_PENALTY`."""
@@ -71,12 +71,12 @@ def solve_head(
     vectors_ND: NDArray[np.float32],
     class_weights_C: NDArray[np.float32] | None = None,
 ) -> Solution:
-    """Put the optimal weights for what the head's last layer reads into it; return how it was solved."""
+    """Replace the weights of the head's last layer by the optimal ones; return where tuning starts."""
     layer, problem = last_layer(model.objective.scorer), model.config.kind.linear_problem
     assert problem is not None
     rows = _rows_of(model, train, vectors_ND, problem, class_weights_C)
     mean_D, deviation_D = rows.vectors_ND.mean(0), rows.vectors_ND.std(0, correction=0)
-    # A constant column carries nothing, and must not be divided by 0.
+    # A constant column contains no information, and must not be divided by 0.
     scale_D = torch.where(deviation_D > 1e-6, 1 / deviation_D.clamp(min=1e-6), 0.0)
     rows.vectors_ND.sub_(mean_D).mul_(scale_D)
     penalty = choose_penalty(rows, problem, layer.out_features)
@@ -120,13 +120,13 @@ def choose_penalty(rows: Rows, problem: LinearProblem, outputs: int) -> float:
             held_out = zip(fitted, solutions, strict=True)
             losses.append(sum(float(mean_loss(held, problem, *found)) for (_, held), found in held_out))
             advance(1)
-            if losses[-1] > min(losses):  # a path from strong to weak has one valley
+            if losses[-1] > min(losses):  # the loss has one minimum over the penalties
                 break
     return PENALTIES[int(np.argmin(losses))]
 
 
 def initial(rows: Rows, outputs: int) -> tuple[Tensor, Tensor]:
-    """Return the weights and biases that the search begins with: zeros."""
+    """Return the initial weights and biases of the search: zeros."""
     return rows.vectors_ND.new_zeros(outputs, rows.vectors_ND.shape[1]), rows.vectors_ND.new_zeros(outputs)
 
 

@@ -1,4 +1,4 @@
-"""Predictions of a fine-tuned model, or of several together, over a file, and how right they are."""
+"""Predict and evaluate a file with a fine-tuned model, or with an ensemble."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ from bertsmith.tasks.task import ReadSplit, Task, has_split, names_file, read_fo
 from bertsmith.tasks.task_config import TaskConfig
 
 FURTHER_TASKS = {"mnli": ("diagnostic",)}
-"""Tasks without training data, and what a model must have been trained for to be asked."""
+"""Tasks without training data, listed under the task that their models are trained for."""
 MAX_RUNS = 6
 ONLY_HELD_BACK = "the model was trained from this file: only the part that was held back is evaluated"
 TRAINED_ON = "the model was trained on these very examples: this says nothing of new ones"
@@ -40,7 +40,7 @@ TRAINED_ON = "the model was trained on these very examples: this says nothing of
 
 @dataclass(frozen=True, slots=True)
 class FilePredictions:
-    """What one model, or several together, predict of a file."""
+    """Predictions of one model, or of an ensemble, for a file."""
 
     config: TaskConfig
     task: Task
@@ -50,55 +50,55 @@ class FilePredictions:
     predictions: Predictions
     skipped: int
     path: Path
-    """The file that was read; the folder where several files make the split."""
+    """The file that was read, or the folder if several files make the split."""
     warnings: tuple[str, ...] = ()
-    """What the user should know of how they are evaluated."""
+    """Messages to the user about the evaluation."""
 
     @property
     def predicted(self) -> PredictedSplit[Example]:
-        """The examples with their predictions."""
+        """Return the examples with their predictions."""
         return PredictedSplit(self.examples, self.encoded, self.predictions)
 
     def baseline(self) -> dict[str, float]:
-        """What the constant answer gets, by the same metrics."""
+        """Return the metrics of the constant answer."""
         return self.config.kind.baseline(self.config.metrics, self.config.labels, self.examples, self.encoded)
 
     def class_scores(self) -> dict[str, ClassScores]:
-        """Precision, recall and F1 of each class, where the task has classes."""
+        """Return precision, recall and F1 of each class; empty if the task has no classes."""
         return self.config.kind.class_scores(self.config.labels, self.predicted)
 
     def metrics(self) -> dict[str, float]:
-        """How right they are."""
+        """Return the task's metrics of the predictions."""
         return self.config.kind.evaluate(self.config.metrics, self.config.labels, self.predicted)
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How a file is read."""
+    """Settings for reading a file."""
 
     form: TableFormat = TableFormat()
-    """How a table of the user's own is written: of each file anew, for nothing says that two are alike."""
+    """Format of the user's own table; given for each file, since two tables may differ."""
     skip_bad: bool = False
     split: str = ""
-    """Which split of a folder, or which one a file is; nothing: what its name says."""
+    """Name of the split to read from a folder, or of the split that a file is; empty: by the file's name."""
 
 
 USUAL = Reading()
 
 
 class Opening(TypedDict, total=False):
-    """How models are opened: as `load_task_model` takes it."""
+    """Keyword arguments of `load_task_model`."""
 
     device: str
     precision: Precision
     base: Path | None
-    """Of models that are adapters, the one that they stand on, where it is not the one that they name."""
+    """Base model of adapters, if it is not the one that they name."""
 
 
 def task_of(config: TaskConfig, form: TableFormat) -> Task:
-    """The task that a model was fine-tuned for, with tables in this format."""
+    """Return the task that a model was fine-tuned for, with tables in this format."""
     if config.custom:
-        # The development file of the run is not the one of the data that are asked about.
+        # The run's development file has nothing to do with the data to predict.
         return custom_task(replace(spec_of(config.custom), dev=""), form)
     task = task_named(config.task)
     if form != TableFormat():
@@ -108,7 +108,7 @@ def task_of(config: TaskConfig, form: TableFormat) -> Task:
 
 
 def task_config_in(folder: Path) -> TaskConfig | None:
-    """What the model of a folder says of its task, before its weights are read; nothing where it is none."""
+    """Read the task config of a model folder without its weights; None if the model is not fine-tuned."""
     finetuned = read_finetuned(model_folder(folder))
     return None if finetuned is None else finetuned.config
 
@@ -120,10 +120,9 @@ def predict_labelled(
     reading: Reading = USUAL,
     **opening: Unpack[Opening],
 ) -> FilePredictions:
-    """What the models of these folders predict of a file, or of a split of a data folder: the members' mean.
+    """Predict a file, or a split of a data folder, for evaluation by its labels; several models are averaged.
 
-    They are to be evaluated by the labels of the file: of the one that the first model was trained from, only
-    the part that was held back is taken.
+    If the first model was trained from this file, only the part that was held back from training is used.
     """
     members = _Members.open(folders, **opening)
     task, chosen = asked_for(members.config, data, reading)
@@ -156,7 +155,7 @@ def predict(
     reading: Reading = USUAL,
     **opening: Unpack[Opening],
 ) -> FilePredictions:
-    """As `predict_labelled`, for predictions of all examples, whatever their labels are."""
+    """Predict all examples of a file or of a split of a data folder, labelled or not."""
     members = _Members.open(folders, **opening)
     task, chosen = asked_for(members.config, data, reading)
     read = read_for_prediction(task, data, chosen, skip_bad=reading.skip_bad)
@@ -173,7 +172,7 @@ class _Members:
 
     @classmethod
     def open(cls, folders: Sequence[Path], **opening: Unpack[Opening]) -> "_Members":
-        # Of several runs whose spread was written, the best one is meant.
+        # A folder of several runs with a spread file stands for the best of them.
         folders = [model_folder(each) if (each / SPREAD_FILE).is_file() else each for each in folders]
         for folder in folders:
             _check_finished(folder)
@@ -185,17 +184,17 @@ class _Members:
         return self.models[0].config
 
     def predict(self, task: Task, split: str, read: ReadSplit) -> FilePredictions:
-        """What they predict of these examples: what the mean of their scores comes to."""
+        """Predict these examples from the mean of the members' scores."""
         examples = read.examples
         _check_same_question(self.folders, self.models, examples)
         config = self.config.model_copy(update={"metrics": task.metrics_for(self.config.labels)})
-        # Each member was tuned to its own null threshold; the mean score has the mean of them.
+        # Each member has its own tuned null threshold; the mean score uses their mean.
         thresholds = [model.config.answers.null_threshold for model in self.models]
         if numbers := [threshold for threshold in thresholds if isinstance(threshold, float)]:
             config = with_threshold(config, fmean(numbers))
         label_thresholds = [model.config.answers.label_thresholds for model in self.models]
         if any(isinstance(each, tuple) for each in label_thresholds):
-            # A member without thresholds decides by one half.
+            # A member without thresholds uses one half.
             usual = (USUAL_THRESHOLD,) * config.kind.threshold_count(config.labels)
             numbers_of = [each if isinstance(each, tuple) else usual for each in label_thresholds]
             mean_thresholds = tuple(map(fmean, zip(*numbers_of, strict=True)))
@@ -212,7 +211,7 @@ class _Members:
 
 
 def _check_finished(folder: Path) -> None:
-    """Stop where there is no model yet, or where the folder holds several runs."""
+    """Raise if a folder has no model yet, or contains several runs."""
     if is_model(folder) or is_model(finetuning_folder(folder).model):
         return
     if (folder / ASSIGNMENT).is_file():
@@ -226,8 +225,8 @@ def _check_finished(folder: Path) -> None:
 
 
 def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
-    """Whether a model was trained from this file."""
-    # A model may be named by its run folder, the model folder inside of it, or the folder of several runs.
+    """True if a model was trained from this file."""
+    # The folder may be a run folder, the model folder inside it, or the folder of several runs.
     known = model_folder(folder).resolve().parent / ASSIGNMENT
     if not known.is_file() or not data.is_file():
         return False
@@ -237,7 +236,7 @@ def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
 
 
 def _labelled(task: Task, read: ReadSplit, *, skip_bad: bool) -> ReadSplit:
-    """The examples whose labels are known; the others cannot be evaluated."""
+    """Return the labelled examples; raise if any has no label, unless `skip_bad` leaves some."""
     bare = [example for example in read.examples if not example.is_labelled]
     if bare and not (skip_bad and len(bare) < len(read.examples)):
         what = f"{len(bare):,} of {len(read.examples):,} examples have no label to compare with; the first"
@@ -252,10 +251,10 @@ def _labelled(task: Task, read: ReadSplit, *, skip_bad: bool) -> ReadSplit:
 
 
 def _check_words_in_columns(examples: Sequence[Example], labels: tuple[str, ...]) -> None:
-    """Raise where the last column holds no tag of the model: plain sentences would be read as columns."""
+    """Raise if the last column contains no tag of the model: the file may contain plain sentences."""
     sentences = [each for each in examples if isinstance(each, TaggedExample) and each.tags is not None]
     tags = {tag for each in sentences for tag in each.tags or ()}
-    # Taggers of parts of speech know the full stop, with which plain sentences end.
+    # Part-of-speech taggers have a tag for the full stop, and plain sentences end with one.
     if not tags or any(tag in labels and any(map(str.isalnum, tag)) for tag in tags):
         return
     what = f"the last column holds no tag of this model, but {min(tags)!r}"
@@ -267,20 +266,20 @@ def _check_words_in_columns(examples: Sequence[Example], labels: tuple[str, ...]
 
 
 def prediction_rows(file: FilePredictions) -> list[dict[str, Any]]:
-    """The predictions as rows of a table, one for each example."""
+    """Return the predictions as rows of a table, one for each example."""
     separator = str(file.config.custom.get("separator", ","))
     return file.config.kind.prediction_rows(file.config.labels, file.predicted, separator=separator)
 
 
 def with_texts(rows: Sequence[dict[str, Any]], file: FilePredictions) -> list[dict[str, Any]]:
-    """The rows with the text of each example behind its id."""
+    """Return the rows with the text of each example after its id."""
     pairs = zip(rows, file.examples, strict=True)
     return [{"id": row["id"], **example.text_cells, **row} for row, example in pairs]
 
 
 def check_ending(kind: AnyKind, out: Path) -> None:
-    """Raise if the name of a file tells no format in which predictions of this kind are written."""
-    # A folder may be called squad-1.1; letters behind the point are a file's ending.
+    """Raise if a file's ending is not that of a format for predictions of this kind."""
+    # A folder may be called squad-1.1; only letters after the dot are a file's ending.
     names_folder = out.is_dir() or not out.suffix[1:].isalpha()
     if _is_table(out) or kind.own_form == "file" or (kind.own_form == "folder" and names_folder):
         return
@@ -310,8 +309,8 @@ def write_predictions(out: Path, file: FilePredictions, *, with_text: bool = Fal
 
 
 def write_official(folder: Path, file: FilePredictions) -> Path:
-    """Write the TSV that the GLUE site takes."""
-    submission_file(file.task, file.split)  # it takes no other tasks, and they have other predictions
+    """Write the TSV file that the GLUE site requires."""
+    submission_file(file.task, file.split)  # raises for tasks that GLUE does not have
     kind = TEXT_KINDS[file.config.kind.name]
     keys = [example.key for example in file.examples]
     predictions = dict(zip(keys, kind.predicted_labels(file.config.labels, file.predicted), strict=True))
@@ -319,9 +318,9 @@ def write_official(folder: Path, file: FilePredictions) -> Path:
 
 
 def asked_for(config: TaskConfig, data: Path, reading: Reading) -> tuple[Task, str]:
-    """The task whose file this is, and the split: the development set of a folder, or what a name says.
+    """Return the task and split of a data folder or file: by default its development set, or by its name.
 
-    Any other file is one to predict, whose labels are read where it has some.
+    A file with another name counts as one to predict; labels in it are read as well.
     """
     own, split = task_of(config, reading.form), reading.split
     tasks = [own, *(task_named(name) for name in FURTHER_TASKS.get(config.task, ()))]
@@ -338,7 +337,7 @@ def asked_for(config: TaskConfig, data: Path, reading: Reading) -> tuple[Task, s
 def _check_same_question(
     folders: Sequence[Path], models: Sequence[TaskModel], examples: Sequence[Example]
 ) -> None:
-    """Stop where the members of an ensemble do not answer the same question."""
+    """Raise if the members of an ensemble differ in task, labels, settings or, for token tasks, encoding."""
 
     def question(config: TaskConfig) -> tuple[object, ...]:
         return config.kind, config.labels, config.pairs, config.kind.ensemble_settings(config.answers)
@@ -352,7 +351,7 @@ def _check_same_question(
         if question(model.config) != question(first.config):
             what = f"was not fine-tuned for the same task and labels as {folders[0]}"
             raise UserError(what, where=str(folder), remedy="leave it out of the ensemble")
-        # Scores of tokens can only be averaged where all members have the same tokens.
+        # Scores of tokens can only be averaged if all members have the same tokens.
         if first.config.kind.head.reads == "tokens" and encoding(model) != encoding(first):
             what = f"cuts texts otherwise than {folders[0]}"
             remedy = "put models with one vocabulary and the same text settings together"

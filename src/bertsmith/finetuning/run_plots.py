@@ -1,4 +1,4 @@
-"""The pictures of a fine-tuning run: its learning curve, what was taken for what, and how sure it may be."""
+"""Plots of a fine-tuning run: learning curve, confusion matrix and calibration."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,25 +17,25 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MAX_CLASSES = 40
-"""A table of more classes than this is not readable any more."""
+"""Maximum number of classes in a confusion matrix: a larger one is not readable."""
 CLASSES_WITH_COUNTS = 15
 log = logging.getLogger("bertsmith")
 
 
 @dataclass(frozen=True, slots=True)
 class LearningCurve:
-    """What a learning curve shows."""
+    """Data of a learning curve."""
 
     lines: Sequence[Mapping[str, Any]]
-    """Those of the run's journal."""
+    """Lines of the run's journal."""
     metric: Metric
-    """The one that decides, on the development set."""
+    """The deciding metric, on the development set."""
     baseline: float | None
-    """What the constant answer gets by it."""
+    """The constant answer's value of that metric."""
 
 
 def draw_learning_curve(path: Path, curve: LearningCurve) -> None:
-    """The training loss, and beside it the deciding metric on the development set."""
+    """Plot the training loss, and to its right the deciding metric on the development set."""
     figure = _figure((12, 4.6))
     if figure is None:
         log.warning("no plots are drawn: pip install bertsmith[plots] to have them")
@@ -65,14 +65,14 @@ def _panels(curve: LearningCurve) -> tuple[Panel, Panel]:
 def draw_confusion(
     path: Path, targets: NDArray[np.int64], predictions: NDArray[np.int64], labels: Sequence[str]
 ) -> None:
-    """How often each class was taken for each other."""
+    """Plot the confusion matrix, unless it has too many classes."""
     if len(labels) > MAX_CLASSES:
         return
     figure = _figure((1.9 + 0.45 * max(6, len(labels)), 1.6 + 0.4 * max(6, len(labels))))
     if figure is None:
         return
     counts = np.zeros((len(labels), len(labels)), np.int64)
-    known = targets >= 0  # what training does not have has no row
+    known = targets >= 0  # labels that do not occur in training have no row
     np.add.at(counts, (targets[known], predictions[known]), 1)
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes = figure.subplots()
@@ -91,7 +91,7 @@ def draw_confusion(
 
 
 def draw_calibration(path: Path, reliability: Reliability) -> None:
-    """How often the model is right when it is so and so sure, and how often it is so sure."""
+    """Plot the accuracy at each level of confidence (reliability diagram) and the number of examples."""
     figure = _figure((5.4, 6.4))
     if figure is None:
         return
@@ -127,7 +127,7 @@ def _figure(size: tuple[float, float]) -> "Figure | None":
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return None  # what every run has drawn, its learning curve, says so
+        return None  # `draw_learning_curve`, which every run calls, warns of it
     return Figure(figsize=size, layout="constrained")
 
 

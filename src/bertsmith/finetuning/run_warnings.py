@@ -1,4 +1,4 @@
-"""What a user should know of a run before its first step: what is not evaluated, cut, or too little."""
+"""Warnings and notes before a run's first step: missing evaluation, cut texts, too little data or steps."""
 
 from collections.abc import Iterator
 from math import ceil
@@ -19,27 +19,27 @@ from bertsmith.text.tokenizer import Tokenizer
 
 FEW_STEPS = 10
 FEW_EXAMPLES = 50
-"""In a smaller development set one example is more than 2 % of the accuracy."""
+"""Development sets smaller than this are warned of: one example is more than 2 % of the accuracy."""
 MAX_NAMES = 4
 MIN_FRACTION = 0.001
-"""What is reported in tenths of a percent."""
+"""Smallest fraction that is printed exactly, in tenths of a percent."""
 LOW_LORA_RATE = 1e-4
 """Below it LoRA learns little in a usual run: the paper's rates for GLUE are 2e-4 to 5e-4."""
 
 
 def total_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> int:
-    """How many steps the run's epochs come to."""
+    """Return the number of steps in the run's epochs."""
     return max(1, ceil(recipe.run.epochs * batches.steps_per_epoch - 1e-9))
 
 
 def warn_of_no_development_set(assignment: Assignment, splits: TaskSplits) -> Iterator[str]:
-    """That there is no development set, and why."""
+    """Warn that there is no development set, and say why."""
     if not splits.evaluation_names:
         yield f"no development set ({_why_none(assignment, splits)}): the model is not evaluated"
 
 
 def warn_of_weak_development_set(splits: TaskSplits) -> Iterator[str]:
-    """That a class is missing from the development set, or that it is too small to tell much."""
+    """Warn if a class is missing from a development set, or if the set is too small for reliable figures."""
     for name in splits.evaluation_names:
         examples, kind = splits.splits[name], splits.task.kind
         found = {label for example in examples for label in example.label_names}
@@ -60,12 +60,12 @@ def _why_none(assignment: Assignment, splits: TaskSplits) -> str:
         return f"fewer than {MIN_ROWS_TO_SPLIT} rows" if few else "no label can spare a row"
     if assignment.data.is_file():
         return "one file was given, not the folder that holds both"
-    names = list(assignment.task.splits["dev"].files)  # what can be trained for has such a split
+    names = list(assignment.task.splits["dev"].files)  # every task with training data has this split
     return f"looked for {', '.join(names[:MAX_NAMES])}"
 
 
 def warn_of_cut_texts(train: EncodedSplit, config: TaskConfig, tokenizer: Tokenizer) -> Iterator[str]:
-    """How many training texts are cut."""
+    """Warn if training texts are cut, with their fraction."""
     fraction = cut_fraction(train.examples, train.encoded, tokenizer, config.text)
     if fraction:
         shown = f"{fraction:.1%}" if fraction >= MIN_FRACTION else f"under {MIN_FRACTION:.1%}"
@@ -76,7 +76,7 @@ def warn_of_cut_texts(train: EncodedSplit, config: TaskConfig, tokenizer: Tokeni
 
 
 def warn_of_few_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Iterator[str]:
-    """That the run is very short."""
+    """Warn if the run has very few steps."""
     steps = total_steps(batches, recipe)
     if steps < FEW_STEPS:
         shown = "only one step" if steps == 1 else f"only {steps} steps"
@@ -84,10 +84,10 @@ def warn_of_few_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Ite
 
 
 def warn_of_vain_patience(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Iterator[str]:
-    """That the run is evaluated too seldom to end early."""
+    """Warn if the run is evaluated too seldom to end early."""
     patience = recipe.run.patience
     before_the_end = min(recipe.run.evaluations, total_steps(batches, recipe)) - 1
-    if patience != "off" and patience >= before_the_end:  # the first one cannot be worse than another
+    if patience != "off" and patience >= before_the_end:  # the first has none to be compared with
         yield (
             f"the run cannot end early: it has {counted(before_the_end, 'evaluation')} before its end, and "
             f"run.patience is {patience}; see run.evaluations"
@@ -95,7 +95,7 @@ def warn_of_vain_patience(batches: ShuffledBatches, recipe: FinetuningRecipe) ->
 
 
 def describe_target_scaler(scaler: TargetScaler | None) -> Iterator[str]:
-    """That numbers are learned on a scale of their own."""
+    """Note that numeric targets are learned as standardised values."""
     if scaler is not None:
         yield (
             f"the numbers are learned as distances from their mean ({scaler.mean:g}) in standard deviations "
@@ -104,7 +104,7 @@ def describe_target_scaler(scaler: TargetScaler | None) -> Iterator[str]:
 
 
 def describe_solved_head(*, solved: bool) -> Iterator[str]:
-    """Yield the note that the head is the optimum of a regression, and how that was regularised."""
+    """Note that the head is the optimum of a regression, and how its penalty was chosen."""
     if solved:
         yield (
             "the linear probe is the optimal head on the encoder's vectors (L-BFGS; the penalty was chosen "
@@ -113,13 +113,13 @@ def describe_solved_head(*, solved: bool) -> Iterator[str]:
 
 
 def describe_micro_tokens(recipe: FinetuningRecipe, chosen: int, device: str) -> Iterator[str]:
-    """Into how large passes a GPU takes its steps, where that was left to us."""
+    """Note how many tokens a forward pass on a GPU has, if this was chosen automatically."""
     if recipe.run.micro_tokens == "auto" and device == "cuda":
         yield f"a forward pass has up to {chosen:,} tokens, by the GPU's free memory (run.micro_tokens)"
 
 
 def describe_adapters(network: Network, recipe: FinetuningRecipe) -> Iterator[str]:
-    """How much of the network learns where the encoder has adapters, and what that means for the rate."""
+    """Note how many weights the adapters have, if any; warn if the learning rate is low for them."""
     if recipe.head.encoder != "lora":
         return
     learned = sum(each.numel() for each in network.encoder.parameters() if each.requires_grad)

@@ -1,4 +1,4 @@
-"""What a run learns from and is evaluated on: the task's splits, read, named and as tokens."""
+"""The splits of a task, read from its files, checked and encoded."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
 UNLABELLED = "test"
-"""Splits whose names begin so have no labels in the published collections: they are for predictions."""
+"""Name prefix of splits that have no labels in the published collections: they are for predictions."""
 
 log = logging.getLogger("bertsmith")
 
@@ -51,7 +51,7 @@ class TaskSplits:
         return [name for name in self.splits if name != "train"]
 
     def limited(self, limit: int | Literal["off"]) -> "TaskSplits":
-        """At most so many examples of each split, chosen by a hash of their ids; the labels stay all."""
+        """Return at most `limit` examples of each split, chosen by a hash of their ids, and all labels."""
         if limit == "off":
             return self
         splits: dict[str, Sequence[Example]] = {}
@@ -63,7 +63,7 @@ class TaskSplits:
 
 
 def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
-    """The training split and every further split with labels that is there."""
+    """Read the training split and every other split with labels that exists."""
     if "train" not in task.splits:
         what = f"{task.title} has no training data of its own"
         raise UserError(what, remedy="fine-tune on mnli, then evaluate that run on its file")
@@ -85,9 +85,9 @@ def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
 
 
 def check_new_labels(splits: TaskSplits) -> None:
-    """Raise where a user's own labels are hardly meant as classes, and warn of odd ones.
+    """Raise if a user's own labels can hardly be meant as classes, and warn of odd ones.
 
-    For a run that begins: one that resumes has learned them already.
+    Call it for new runs only: a resumed run has learned the labels already.
     """
     check_spelling(splits.task, splits.splits["train"])
     check_classes(splits.task, splits.splits["train"])
@@ -96,7 +96,7 @@ def check_new_labels(splits: TaskSplits) -> None:
 
 
 def _check_labels(splits: Mapping[str, Sequence[Example]]) -> None:
-    """Raise where there is nothing to learn from, or something that cannot be evaluated."""
+    """Raise if no training example has a label, or if an example of another split has none."""
     for name, examples in splits.items():
         bare = [example for example in examples if not example.is_labelled]
         if name == "train" and len(bare) == len(examples):
@@ -109,7 +109,7 @@ def _check_labels(splits: Mapping[str, Sequence[Example]]) -> None:
 
 
 def split_named(task: Task, file: Path) -> str | None:
-    """The split that a file belongs to by its name, if any."""
+    """Return the split that a file belongs to by its name, or None."""
     if (
         task.custom and spec_of(task.custom).is_parted
     ):  # which part an example belongs to is decided inside of the file
@@ -118,7 +118,7 @@ def split_named(task: Task, file: Path) -> str | None:
 
 
 def _evaluation_splits(task: Task, data: Path) -> list[str]:
-    """The splits to evaluate on; a single file has none but by its name, or where it is parted."""
+    """Return the splits to evaluate on; a single file has one only if its name says so or it is parted."""
     names = [
         name for name in task.splits if name == TEST or (name != "train" and not name.startswith(UNLABELLED))
     ]
@@ -130,7 +130,7 @@ def _evaluation_splits(task: Task, data: Path) -> list[str]:
 def without_unknown_labels(
     examples: Sequence[Example], labels: tuple[str, ...]
 ) -> tuple[Sequence[Example], list[BadLine]]:
-    """The examples whose labels occur in training, and a line for each of the others."""
+    """Return the examples whose labels occur in training, and a bad line for each other example."""
     known = set(labels)
     is_known = [known.issuperset(example.label_names) for example in examples]
     kept = list(compress(examples, is_known))
@@ -143,7 +143,7 @@ def without_unknown_labels(
 
 
 def warn_of_unknown_labels(kind: AnyKind, examples: Sequence[Example], labels: tuple[str, ...]) -> str:
-    """What is to be said of labels that training does not have; nothing where there are none."""
+    """Return a warning about labels that do not occur in training, or "" if there are none."""
     known = set(labels)
     unknown = [
         (label, example) for example in examples for label in example.label_names if label not in known
@@ -165,7 +165,7 @@ def _warn_once(message: str) -> None:
 
 
 def task_config_of(splits: TaskSplits, recipe: FinetuningRecipe) -> TaskConfig:
-    """What the finished folder will say of itself."""
+    """Return the task config of the finished model folder."""
     task = splits.task
     return TaskConfig(
         task=task.name,
@@ -184,7 +184,7 @@ def task_config_of(splits: TaskSplits, recipe: FinetuningRecipe) -> TaskConfig:
 def encoded_split(
     examples: Sequence[Example], config: TaskConfig, tokenizer: Tokenizer, *, cache: Path | None = None
 ) -> EncodedSplit:
-    """A split as tokens, from the cache where it was encoded before."""
+    """Encode a split, or take it from the cache if it was encoded before."""
 
     def make() -> EncodedSet:
         return config.kind.encode(examples, config.labels, tokenizer, config.text)

@@ -1,4 +1,4 @@
-"""Settings for a user's own data, where nothing is published: they follow from the model and the data."""
+"""Settings for a user's own data, chosen by the model and the data."""
 
 import tomllib
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from bertsmith.tasks.task_recipe import finetuning_recipe, finetuning_recipe_wit
 
 DEFAULTS_FILE = "task_defaults.toml"
 STEPS = 250
-"""A run has at least about this many steps, unless the data are so few that they would be seen too often."""
+"""Approximate minimum number of steps of a run, unless that would take more than MAX_PASSES epochs."""
 MIN_PASSES, MAX_PASSES = 3, 20
 LONG_RUN, EVALUATIONS, PATIENCE = 1_000, 10, 3
-"""A run of more steps is evaluated so often, and ends after so many evaluations that were not better."""
+"""Number of steps above which a run is long, number of its evaluations, and its patience in evaluations."""
 FEW_ROWS = 500
-"""Below it a step has half as many examples, so that few passes have more steps."""
+"""With fewer rows, a step has half as many examples, so that few epochs have more steps."""
 MEASURED_TEXTS, MAX_LONGEST = 2_000, 512
 UNCUT = 0.95
 """Fraction of the training texts that are not cut."""
@@ -40,11 +40,11 @@ class TaskDefaults(Section):
     """Settings that fine-tune a model well, from `task_defaults.toml` in its folder."""
 
     lr: Annotated[float, Field(gt=0)]
-    """Peak learning rate where the whole encoder is tuned."""
+    """Peak learning rate for tuning the whole encoder."""
     lora_lr: Annotated[float, Field(gt=0)]
     """Peak learning rate of adapters (head.encoder = lora)."""
     pooling: Literal["first", "mean"] = "mean"
-    """What stands for a text."""
+    """State that represents a text: that of its first token, or the mean of all."""
 
 
 def suited_recipe(
@@ -56,9 +56,9 @@ def suited_recipe(
     options: Sequence[tuple[str, str]],
     skip_bad: bool = False,
 ) -> tuple[FinetuningRecipe, str]:
-    """Return the recipe of a task, and the reason for the settings that were left open, if there are any.
+    """Return the recipe of a task, and the reason for the settings that were chosen here, if any.
 
-    Options and overrides are those of `finetuning_recipe`, and win.
+    Options and overrides are those of `finetuning_recipe`, and take precedence.
     """
     asked = finetuning_recipe_with_origins(task, overrides, options=options)
     head = asked.recipe.head.encoder
@@ -80,7 +80,7 @@ def suited_recipe(
         passes = min(max(MIN_PASSES, round(STEPS * batch / rows)), MAX_PASSES)
         values |= {"optim.peak_lr": rate, "run.epochs": float(passes)}
         values |= {"run.examples": batch, "head.weights": "solved"}
-        # Weights that the user keeps to the last leave nothing to wait for.
+        # Patience makes no sense if the user keeps the last weights.
         if passes * rows > LONG_RUN * batch and splits.evaluation_names and "run.keep" not in asked.origins:
             values |= {"run.evaluations": EVALUATIONS, "run.patience": PATIENCE}
     if head == "lora":
@@ -91,7 +91,7 @@ def suited_recipe(
 
 
 def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> str:
-    """Return what was chosen in one line, and which options change it."""
+    """Return the chosen settings in one line, with the options that change them."""
     shown, changes = [f"texts of up to {recipe.text.longest} tokens"], ["--max-length"]
     if task.kind.head.reads == "sentence":
         shown.insert(0, f"{recipe.head.pooling} of the states")
@@ -113,7 +113,7 @@ def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> 
 
 
 def _longest(bert: Bert, splits: TaskSplits, asked: FinetuningRecipe) -> int:
-    """Return a length that leaves most training texts uncut, as far as the model takes it."""
+    """Return a length in tokens that leaves most training texts uncut, at most what the model supports."""
     positions, examples = bert.model.network.config.positions, splits.splits["train"]
     most = min(positions, MAX_LONGEST)
     sample = examples[:: -(-len(examples) // MEASURED_TEXTS)]
@@ -124,7 +124,7 @@ def _longest(bert: Bert, splits: TaskSplits, asked: FinetuningRecipe) -> int:
 
 
 def task_defaults(bert: Bert, model: Path) -> tuple[TaskDefaults, str]:
-    """Return what a model's folder says of fine-tuning it, or what its size suggests, and which it was."""
+    """Return the settings in a model's folder, or else those that suit its size, and their source."""
     file = model / DEFAULTS_FILE
     if file.is_file():
         try:
@@ -141,7 +141,7 @@ def task_defaults(bert: Bert, model: Path) -> tuple[TaskDefaults, str]:
 
 
 def _pooling(bert: Bert, splits: TaskSplits, known: TaskDefaults) -> dict[str, object]:
-    """Return what the head reads: as in a folder that was fine-tuned, else the usual for this model."""
+    """Return the head's pooling: that of a fine-tuned folder, else the model's default."""
     finetuned, name = bert.finetuned, splits.task.kind.head.name
     if finetuned is not None and finetuned.config.kind.head.reads == "sentence" and not finetuned.mix:
         head = finetuned.config.head
@@ -149,5 +149,5 @@ def _pooling(bert: Bert, splits: TaskSplits, known: TaskDefaults) -> dict[str, o
     if finetuned is None and name in bert.model.network.heads and bert.model.labels() == splits.labels:
         return {}  # a trained head that is kept
     has_pooler = "pooler" in architecture_of(bert.model.network.config.model_type).heads[name].needs
-    # A pooler that no pre-training taught is a random layer between the states and a solved head.
+    # An untrained pooler is a random layer between the states and a solved head.
     return {"head.pooling": known.pooling, "head.cls": "raw" if has_pooler else "pooled"}

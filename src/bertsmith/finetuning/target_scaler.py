@@ -1,6 +1,6 @@
-"""Targets of any size are learned as distances from their mean, and predicted as they are.
+"""Scaling of numeric targets: they are learned as distances from their mean, and predicted as true numbers.
 
-A head that starts near 0 would take far more steps to reach 90,000 than a run has.
+A head that starts near 0 would need far more steps to reach 90,000 than a run has.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from bertsmith.tasks.task import Task
 from bertsmith.tasks.text_encoding import Targets
 
 LARGEST_TARGET = 1e30
-"""Squares of distances, and the products of a layer, still fit into double precision and its sums."""
+"""Maximum size of a target: squares of distances, and a layer's products, still fit into double precision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,22 +30,22 @@ class TargetScaler:
     deviation: float
 
     def transform(self, targets_M: Targets | NDArray[np.float16]) -> NDArray[np.float32]:
-        """The targets as they are learned."""
+        """Return the standardised targets, as they are learned."""
         return ((targets_M.astype(np.float64) - self.mean) / self.deviation).astype(np.float32)
 
     def inverse_transform(self, scores_M: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What a model that is still learning predicts, as true numbers."""
+        """Return the true numbers for the scores of a model that predicts standardised targets."""
         return (scores_M.astype(np.float64) * self.deviation + self.mean).astype(np.float32)
 
     def fold_into(self, scorer: nn.Module) -> None:
-        """Let the last layer give true numbers, to whichever tool opens it."""
+        """Change the last layer so that it predicts true numbers, in any tool that opens the model."""
         layer = last_layer(scorer)
         with torch.no_grad():  # deviation * (Wx + b) + mean
             layer.weight.mul_(self.deviation)
             layer.bias.mul_(self.deviation).add_(self.mean)
 
     def take_out_of(self, scorer: nn.Module) -> None:
-        """Let a last layer that gives true numbers, from an earlier run, give distances."""
+        """Change a last layer that predicts true numbers (from an earlier run) to standardised ones."""
         layer = last_layer(scorer)
         with torch.no_grad():
             layer.weight.div_(self.deviation)
@@ -53,7 +53,7 @@ class TargetScaler:
 
 
 def fit_target_scaler(task: Task, train: EncodedSet) -> TargetScaler | None:
-    """The scaler of a user's own numbers; published tasks learn theirs as they are."""
+    """Return the scaler for a user's own numbers; other tasks learn their targets unscaled."""
     if not task.custom or not task.kind.numeric:
         return None
     numbers_M = train.targets.astype(np.float64)
@@ -61,12 +61,12 @@ def fit_target_scaler(task: Task, train: EncodedSet) -> TargetScaler | None:
     if not largest < LARGEST_TARGET:
         what = f"its numbers reach {largest:g}, too far for a model's 32 bits"
         raise UserError(what, where="the training file", remedy=f"keep them below {LARGEST_TARGET:g}")
-    # Numbers that are all the same have no deviation, but must not be divided by 0.
+    # If all numbers are equal, their deviation is 0, and nothing must be divided by it.
     return TargetScaler(float(numbers_M.mean()), float(numbers_M.std()) or 1.0)
 
 
 def last_layer(scorer: nn.Module) -> nn.Linear:
-    """Return the layer that gives a scorer's scores."""
+    """Return the layer that computes a scorer's scores."""
     if isinstance(scorer, FeatureScorer):
         return scorer.output
     assert isinstance(scorer, NetworkScorer)

@@ -1,6 +1,6 @@
-"""What teachers score of a training set: computed once, kept on disk in 16 bits, averaged over the teachers.
+"""Teachers' scores of a training set: computed once, cached on disk in 16 bits, averaged over the teachers.
 
-A file for each teacher and set, under a hash of both: other seeds and settings find what is there.
+Each teacher and set has one file, named by a hash of both, so that runs with other seeds reuse it.
 """
 
 import hashlib
@@ -35,18 +35,18 @@ log = logging.getLogger("bertsmith")
 
 @dataclass(frozen=True, slots=True)
 class Teachers:
-    """Models that were fine-tuned for a task before, and where what they said is kept."""
+    """Models that were fine-tuned for the task before, with the cache folders of their scores."""
 
     names: Sequence[str]
     config: TaskConfig
-    """Of the student."""
+    """Task config of the student."""
     device: torch.device
     precision: Precision
     encodings: Path
     scores: Path
 
     def taught(self, split: EncodedSplit, student: Network) -> EncodedSplit:
-        """A training set with the mean of what all teachers score."""
+        """Return a training set with the mean of all teachers' scores."""
         mean = np.mean([self._scores(name, split, student) for name in self.names], axis=0)
         teacher = _compact(np.asarray(mean, np.float32), self.config)
         return replace(split, encoded=replace(split.encoded, teacher=teacher))
@@ -60,7 +60,7 @@ class Teachers:
 
 
 def aligned(scores: Scores, theirs: EncodedSet, ours: EncodedSet, *, where: str) -> Scores:
-    """The scores of a set that the teacher's tokenizer encoded, in the order of the student's."""
+    """Return scores in the order of the student's encoding; raise if token tasks have other tokens."""
     if ours.unit == "word":
         rows, others = (np.lexsort(each.words_P2.T[::-1]) for each in (ours, theirs))
         if np.array_equal(ours.words_P2[rows], theirs.words_P2[others]):
@@ -96,8 +96,8 @@ def _described(config: TaskConfig) -> str:
 
 
 def _encoder_weights(config: EncoderConfig) -> int:
-    """How many weights an encoder has, adapters aside."""
-    # Built anew, without memory: a student may have adapters by now, and a teacher quantised weights.
+    """Return the number of weights of an encoder, without adapters."""
+    # Built again on the meta device: the student may have adapters already, and a teacher quantised weights.
     with torch.device("meta"):
         encoder = architecture_of(config.model_type).build_encoder(config)
     return sum(each.numel() for each in encoder.parameters())
@@ -113,7 +113,7 @@ def _key(name: str, encoded: EncodedSet, teacher: TaskModel, precision: Precisio
 
 
 def _cached(file: Path, encoded: EncodedSet, teacher: TaskModel) -> Scores:
-    """The scores of a file; where there is none, or a damaged one, they are computed and kept."""
+    """Return the cached scores of a file; if it is missing or damaged, compute and cache them."""
     kept = cached_array(file)
     if kept is not None:
         return kept.astype(np.float32)
@@ -128,12 +128,12 @@ def _cached(file: Path, encoded: EncodedSet, teacher: TaskModel) -> Scores:
 
 
 def _compact(scores: Scores, config: TaskConfig) -> Scores | NDArray[np.float16]:
-    """The scores in 16 bits, which are enough for a softmax; a number may be any that the user has."""
+    """Return the scores in 16 bits, enough for a softmax; those of numeric tasks stay in 32 bits."""
     return scores if config.kind.numeric else scores.clip(-LARGEST_HALF, LARGEST_HALF).astype(np.float16)
 
 
 def teacher_note(distill: TaskDistillSection, examples: Sequence[object]) -> list[str]:
-    """What a run with teachers should say of itself."""
+    """Return a note about distillation for the user; empty if there are no teachers."""
     if not distill.teachers:
         return []
     several = f"the mean of {len(distill.teachers)} teachers" if len(distill.teachers) > 1 else "a teacher"

@@ -1,4 +1,4 @@
-"""The work of a fine-tuning run: its steps and evaluations, and what of it remains."""
+"""The work of a fine-tuning run, its steps and evaluations, and how much of it remains."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.run_warnings import total_steps
 
 FORWARD_AND_BACKWARD = 3
-"""A token that is trained on costs as much as so many that are evaluated: backward takes twice as long."""
+"""Cost of a training token relative to an evaluated one: the backward pass takes twice as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +17,13 @@ class Workload:
     steps: int
     one_step: float
     evaluation_steps: frozenset[int]
-    """After which steps the development set is evaluated, the end aside."""
+    """Steps after which the development set is evaluated, except the last step."""
     one_evaluation: int
     end: int
-    """All evaluations after the last step."""
+    """Tokens in all evaluations after the last step."""
 
     def remaining_after(self, step: int) -> float:
-        """What remains after a step, its own evaluation included, as a multiple of what was done."""
+        """Return the work that remains after a step, including its evaluation, as a multiple of that done."""
         evaluations = sum(number < step for number in self.evaluation_steps)
         done = step * self.one_step + evaluations * self.one_evaluation
         in_between = len(self.evaluation_steps) * self.one_evaluation
@@ -31,7 +31,7 @@ class Workload:
 
 
 def workload_of(run: Run) -> Workload:
-    """The work of a run."""
+    """Compute the work of a run."""
     steps, times = total_steps(run.batches, run.recipe), run.recipe.run.evaluations
     parts = parts_of_first(run.model.config.kind, run.evaluation_splits)
     tokens = [

@@ -1,8 +1,8 @@
-"""Saving beside the steps that follow: a state is copied on the GPU, and a thread writes the copy.
+"""Background saving: a state is copied on the GPU, and a thread writes the copy during the next steps.
 
-To write the state of a BERT-Base takes two seconds, in which thirty steps could be taken; to copy it takes
-milliseconds, and as much memory of the GPU as weights and moments do. Where that is not left, on a CPU and
-where several processes write one state, it is written before the next step as ever.
+Writing the state of a BERT-Base takes two seconds, the time of thirty steps. Copying it takes milliseconds,
+and as much GPU memory as weights and moments. Without that memory, on a CPU or with several processes, the
+state is written before the next step.
 """
 
 import logging
@@ -30,12 +30,12 @@ from bertsmith.training.trainer import Trainer
 
 log = logging.getLogger("bertsmith")
 ROOM = 2
-"""Copies are made where this many of them would fit: steps may still come that need more memory."""
+"""Copies are made only if this many of them would fit: later steps may need more memory."""
 
 
 @dataclass
 class BackgroundSaving:
-    """Saves a trainer's states one after the other; at the end of a `with` block all of them are there."""
+    """Saves a trainer's states one after the other; at the end of a `with` block all are on the disk."""
 
     folder: Path
     trainer: Trainer
@@ -44,7 +44,7 @@ class BackgroundSaving:
     _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "saving"), init=False)
     _pending: Future[None] | None = field(default=None, init=False)
     _have_fitted: bool = field(default=False, init=False)
-    """Whether copies were made before: their memory is torch's now, and no longer counts as left."""
+    """True if copies were made before: torch keeps their memory, which no longer counts as free."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,12 +53,12 @@ class BackgroundSaving:
         self._thread.shutdown()
         if kind is None:
             self.wait()
-        # An error on its way is not to be hidden behind another.
+        # An error that is already being raised must not be hidden by another.
         elif self._pending is not None and (error := self._pending.exception()) is not None:
             log.error("%s", error)
 
     def save(self, state: TrainingState) -> None:
-        """Save the weights and moments of now with a state, and remove states that are not to be kept."""
+        """Save the current weights and moments with a state, and remove states that are not to be kept."""
         self.wait()
         copies = self._copies(state_tensors(self.trainer.objective, self.trainer.optimizer))
         if copies is None:
@@ -71,18 +71,18 @@ class BackgroundSaving:
         self._pending = self._thread.submit(self._write, state, copies)
 
     def wait(self) -> None:
-        """Return when the last state is on the disk; raise what went wrong with it."""
+        """Wait until the last state is on the disk; raise the error of its writing, if any."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
     def check(self) -> None:
-        """Raise what went wrong with the last state, if that is known by now."""
+        """Raise the error of writing the last state if it has failed by now; do not wait."""
         if self._pending is not None and self._pending.done():
             self.wait()
 
     def _copies(self, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Copies of the tensors, or nothing where there is no memory for them."""
+        """Return copies of the tensors, or None if there is no memory for them."""
         if not (self._have_fitted or room_for_copies(tensors, self.trainer.world)):
             return None
         try:
@@ -95,11 +95,11 @@ class BackgroundSaving:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream | None:
-        """Where copies are read; on the stream of the steps, reading would wait for steps."""
+        """Return the stream on which copies are read: on that of the steps, reading would wait for steps."""
         device = self.trainer.world.device
         if device.type != "cuda":
             return None
-        # Streams of one priority come round again: one of the usual might be that which records steps.
+        # torch hands out streams of one priority in turn: a default one might be the one that records steps.
         return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def _write(self, state: TrainingState, copies: dict[str, Tensor]) -> None:
@@ -109,7 +109,7 @@ class BackgroundSaving:
 
 
 def room_for_copies(tensors: dict[str, Tensor], world: World) -> bool:
-    """Whether copies of all tensors fit into the memory that the GPU has left."""
+    """True if copies of all tensors fit into the free memory of the GPU; False with several processes."""
     if world.device.type != "cuda" or world.size > 1:
         return False
     free, _ = torch.cuda.mem_get_info(world.device)

@@ -1,4 +1,4 @@
-"""How a run reports its progress, and how it is asked to stop."""
+"""Progress callbacks of a run, and the signals that ask it to stop."""
 
 import os
 import signal
@@ -14,38 +14,38 @@ class ProgressCallback(Protocol):
     """Receives the messages and metrics of a run."""
 
     def on_message(self, text: str) -> None:
-        """A message worth a line, warnings included."""
+        """Show a message of one line; warnings are messages, too."""
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """A line of metrics; progress is the fraction of the run that is done."""
+        """Show a line of metrics; progress is the fraction of the run that is done."""
 
     def on_progress(self, progress: float) -> None:
-        """A step is done; progress is the fraction of the run that is."""
+        """Note that a step is done; progress is the fraction of the run that is done."""
 
     def on_deadline(self, seconds: float, total: float) -> None:
-        """The run goes by the clock: so many of its seconds remain, of so many in all."""
+        """Show that `seconds` of the run's time limit of `total` seconds remain."""
 
     def on_signal(self, text: str) -> None:
-        """A message from a signal handler, amid anything else: it must not wait for any lock."""
+        """Show a message from a signal handler, which may interrupt anything: take no lock."""
 
 
 class SilentCallback:
-    """Says nothing: of several processes, the main one speaks."""
+    """A callback that prints nothing, for all processes but the main one."""
 
     def on_message(self, text: str) -> None:
-        """A message."""
+        """Ignore a message."""
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
-        """A line of metrics."""
+        """Ignore a line of metrics."""
 
     def on_progress(self, progress: float) -> None:
-        """A step is done."""
+        """Ignore a step."""
 
     def on_deadline(self, seconds: float, total: float) -> None:
-        """The run goes by the clock."""
+        """Ignore a deadline."""
 
     def on_signal(self, text: str) -> None:
-        """A message from a signal handler."""
+        """Ignore a message from a signal handler."""
 
 
 if TYPE_CHECKING:
@@ -54,29 +54,29 @@ if TYPE_CHECKING:
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 OPEN, ASKED, CLOSED = range(3)
 PARENT_SECONDS = 60.0
-"""How long a forked process that gets a SIGTERM waits to see whether its parent got one, too; amid a long
-product, the parent does not see it yet."""
+"""Seconds that a forked process with a SIGTERM waits to see if its parent got one, too; during a long matrix
+product, the parent cannot handle it yet."""
 
 
 class StopRequested(AbstractContextManager["StopRequested"]):
-    """While it is open, Ctrl-C or SIGTERM only raises a flag; a second Ctrl-C interrupts at once.
+    """A context in which Ctrl-C or SIGTERM only sets a flag; a second Ctrl-C interrupts at once.
 
-    A second SIGTERM does not: launchers repeat it. Open it before processes are forked that build batches: a
-    Ctrl-C reaches them too, as may a scheduler's SIGTERM, and they must live until the step is done. One that
-    is opened inside another, as by a run of a study, hands its flag on when it closes: a wish in the last
-    step of a run is of the study.
+    A second SIGTERM does not: launchers repeat it. Enter it before forking the processes that build batches:
+    a Ctrl-C reaches them too, as may a scheduler's SIGTERM, and they must live until the step is done.
+    A context inside another (a run of a study) hands its flag on at its end: a signal in the last step of
+    the run also stops the study.
     """
 
     def __init__(self, on_signal: Callable[[str], None] = lambda _: None) -> None:
         self.here = False
-        """Whether this process was asked to stop."""
+        """True if this process was asked to stop."""
         self._on_signal = on_signal
         self._owner = os.getpid()
         self._interrupted = False
         self._before: dict[signal.Signals, Any] = {}
         self._outer: StopRequested | None = None
         self._shared = mmap(-1, 1)
-        """What forked processes see of this one: OPEN, ASKED or CLOSED."""
+        """State that forked processes read, in shared memory: OPEN, ASKED or CLOSED."""
 
     def __enter__(self) -> "StopRequested":
         self._before = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
@@ -89,7 +89,7 @@ class StopRequested(AbstractContextManager["StopRequested"]):
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._shared[0] = CLOSED
-        # Only ever set, never written back: a signal may reach the outer one amid these lines.
+        # Flags are only set, never cleared: a signal may reach the outer context between these lines.
         if self._outer is not None and self.here:
             self._outer.here = True
             self._outer._shared[0] = ASKED
@@ -97,7 +97,7 @@ class StopRequested(AbstractContextManager["StopRequested"]):
                 self._outer._interrupted = True
 
     def anywhere(self, world: "World") -> bool:
-        """Whether some process was asked to stop; all call it after the same steps, and all stop together."""
+        """True if any process was asked to stop; all must call it after the same steps, and stop together."""
         return world.any(self.here)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -115,26 +115,26 @@ class StopRequested(AbstractContextManager["StopRequested"]):
         self._shared[0] = ASKED
 
     def _handle_in_a_child(self, number: int) -> None:
-        """What a forked process does: its parent decides about both, and may end it with SIGTERM itself."""
+        """Handle a signal in a forked process: its parent decides, and may send the SIGTERM itself."""
         if number != signal.SIGTERM:
             return
-        # One that all processes got is the parent's to handle, but this process may be told first.
+        # A signal to all processes is handled by the parent, but may arrive here first.
         patience = time.monotonic() + PARENT_SECONDS
         while self._shared[0] == OPEN and os.getppid() == self._owner and time.monotonic() < patience:
             time.sleep(0.01)
         if self._shared[0] == CLOSED:
-            os._exit(0)  # no failure, which torch would report of its worker: the parent is done with it
+            os._exit(0)  # the parent has finished; torch would report another status as a failure
         if self._shared[0] == OPEN:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
     def obey_in_a_child(self) -> None:
-        """Handle SIGTERM as above, where a library took it over in this forked process."""
+        """Handle SIGTERM in this forked process again, after a library has replaced the handler."""
         signal.signal(signal.SIGTERM, self._handle)
 
 
 def outlive_sigterm(_worker: int) -> None:
-    """In a worker of a loader, where torch's own handler ends it: leave the end to the run that forked it."""
+    """Replace torch's SIGTERM handler in a loader's worker: the run that forked it decides when it ends."""
     stop = _handled_by(signal.getsignal(signal.SIGINT))
     if stop is not None:
         stop.obey_in_a_child()

@@ -1,8 +1,8 @@
-"""The resumable state of a run: saved whole or not at all, found again after a crash, loaded in any world.
+"""Checkpoints: the resumable state of a run, saved atomically and loadable by any number of processes.
 
 A state is a folder `step-00001000` with safetensors shards of weights and optimizer moments, `state.json`
-with everything else, and `checksums.json`. The optimizer's settings are not in it: they follow from the
-recipe and the step. In a run on several machines, all of them must see the folder.
+with everything else, and `checksums.json`. It does not contain the optimizer's settings, which follow from
+the recipe and the step. In a run on several machines, all of them must see the folder.
 """
 
 import shutil
@@ -40,30 +40,30 @@ from bertsmith.training.weight_average import AVERAGE
 FORMAT = 2
 LOSS_SCALER, AVERAGED = "loss_scaler", "averaged"
 ROOM_FOR_NAMES = 1_000
-"""Bytes a tensor that its name, place and size take at most beside its contents."""
+"""Maximum bytes per tensor for its name, place and size, in addition to its contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """How far a run is, beside its tensors."""
+    """A run's state without its tensors: progress, and what else its job saves."""
 
     step: int
     tokens: int
     """Tokens shown so far, over all processes."""
     seconds: float
-    """Time spent so far, without the waiting between two starts."""
+    """Time spent so far, without the time between two starts."""
     scalars: dict[str, Any] = field(default_factory=dict)
-    """Whatever else the run must remember, as JSON."""
+    """Other values that the run must save, as JSON."""
 
     @classmethod
     def at(cls, progress: Progress, scalars: Mapping[str, Any] = {}) -> "TrainingState":
-        """The state of a run that is so far, with what else its job must remember."""
+        """Return the state of a run with this progress, and other values that its job must save."""
         scalars = {"position": asdict(progress), **scalars}
         return cls(progress.step, progress.tokens, progress.seconds, scalars)
 
     @property
     def progress(self) -> Progress:
-        """How far the run was."""
+        """Return the progress of the run."""
         return Progress(**self.scalars["position"])
 
 
@@ -74,18 +74,18 @@ class SavedState:
     folder: Path
     state: TrainingState
     world_size: int
-    """How many processes wrote it; any other number can read it."""
+    """Number of processes that wrote it; any other number can read it."""
 
     @property
     def averaged(self) -> int:
-        """Of how many steps it holds the average of the weights."""
+        """Return the number of steps whose weights are in its average; 0 if it has none."""
         return int(self.state.scalars.get(AVERAGED, 0))
 
 
 def save_state(folder: Path, state: TrainingState, tensors: dict[str, Tensor], world: World) -> None:
-    """Save a state under `folder`; all processes call it, and when it returns the state is on the disk.
+    """Save a state under `folder`; every process must call it. On return the state is on the disk.
 
-    A failure leaves the folder as it was and is the same error in every process.
+    A failure leaves the folder unchanged and raises the same error in every process.
     """
     target = step_folder(folder, state.step)
     needed = bytes_of(tensors) + ROOM_FOR_NAMES * len(tensors)
@@ -97,7 +97,7 @@ def save_state(folder: Path, state: TrainingState, tensors: dict[str, Tensor], w
         _silence_torch()
         save(tensors, storage_writer=writer, no_dist=world.size == 1)
     except CheckpointException as error:
-        # What went wrong in some process, as an error for people where the disk or memory is to blame.
+        # The error of one process, reported as a user error if disk or memory caused it.
         cause = next(failure for failure, _ in error.failures.values())
         if not isinstance(cause, OSError | MemoryError):
             raise cause from error
@@ -118,7 +118,7 @@ def save_checkpoint(
 
 
 def with_counters(state: TrainingState, trainer: Trainer) -> TrainingState:
-    """A state with what its trainer counts."""
+    """Return a state with the loss scale and the weight-average count of its trainer."""
     if trainer.scaler is not None:
         state = replace(state, scalars={**state.scalars, LOSS_SCALER: trainer.scaler.state_dict()})
     if trainer.average is not None:
@@ -127,7 +127,7 @@ def with_counters(state: TrainingState, trainer: Trainer) -> TrainingState:
 
 
 def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
-    """Put a saved state's weights and moments into a trainer; all processes call it."""
+    """Load a saved state's weights and moments into a trainer; every process must call it."""
     load_state(saved, trainer.objective, optimizer=trainer.optimizer, world=trainer.world)
     if trainer.graphs is not None:
         trainer.graphs.forget()
@@ -138,9 +138,9 @@ def load_checkpoint(saved: SavedState, trainer: Trainer) -> None:
 
 
 def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:
-    """The newest whole state, or nothing; called when a run starts, it also removes what a killed one left.
+    """Return the newest undamaged state or None, and remove the remains of killed runs.
 
-    The main process checks the files and decides; damaged states are reported and put aside.
+    The main process checks the files and decides; damaged states are reported and renamed.
     """
 
     def tidy_and_check() -> int | None:
@@ -158,25 +158,25 @@ def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:
 def load_state(
     saved: SavedState, module: nn.Module, *, optimizer: torch.optim.Optimizer, world: World
 ) -> None:
-    """Put a saved state's tensors into a module and its optimizer; all processes call it."""
+    """Load a saved state's tensors into a module and its optimizer; every process must call it."""
     held = HuggingFaceStorageReader(str(saved.folder)).read_metadata().state_dict_metadata
     layouts = {name: layout for name, layout in held.items() if isinstance(layout, TensorStorageMetadata)}
     weights = model_tensors(module)
     _check_same_model(saved.folder, weights, layouts)
-    # An optimizer that has taken no step has no moments yet: they are made as large as those on the disk.
+    # Before its first step an optimizer has no moments: they are created in the sizes of those on the disk.
     moments = blank_moments(module, optimizer, layouts)
     reader = HuggingFaceStorageReader(str(saved.folder))
-    # Read into the tensors that are there: each process takes the part of each that it holds, however many
-    # processes wrote them, and no copy of the whole is ever made.
+    # Read into the existing tensors: each process reads the parts that it holds, however many processes wrote
+    # them, and never copies the whole.
     _silence_torch()
     load({**weights, **moments}, storage_reader=reader, no_dist=world.size == 1)
     give_moments(module, optimizer, moments)
 
 
 def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
-    """Put the saved weights whose names begin with this into a module that nothing trains.
+    """Load the saved weights whose names begin with `prefix` into a module that is not trained.
 
-    Where the run averages its weights, and had begun to, it is their average: what its model would hold.
+    If the state contains averaged weights, load these, as the run's finished model would have them.
     """
     held = HuggingFaceStorageReader(str(saved.folder)).read_metadata().state_dict_metadata
     start = f"model.{prefix}"
@@ -190,18 +190,18 @@ def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
     averages = {f"optimizer.{prefix}{name}.{AVERAGE}": tensor for name, tensor in module.state_dict().items()}
     averages = {name: tensor for name, tensor in averages.items() if saved.averaged and name in held}
     _silence_torch()
-    # One after the other: both are read into the tensors of the module.
+    # Weights first, then averages: both are read into the tensors of the module.
     for tensors in (weights, averages) if averages else (weights,):
         load(tensors, storage_reader=HuggingFaceStorageReader(str(saved.folder)), no_dist=True)
 
 
 def kept_states(folder: Path) -> list[SavedState]:
-    """The states that lie in a folder, oldest first; their tensors are not looked at."""
+    """Return the states in a folder, oldest first, without checking their tensors."""
     return [_read_state(step_folder(folder, step)) for step in saved_steps(folder)]
 
 
 def prune(folder: Path, *, keep_last: int, keep_at: Collection[int] = ()) -> None:
-    """Remove saved states except the newest `keep_last` and those of the steps `keep_at`; for one process."""
+    """Remove saved states except the newest `keep_last` and the steps `keep_at`; call it in one process."""
     for step in saved_steps(folder)[:-keep_last]:
         if step not in keep_at:
             target = step_folder(folder, step)
@@ -209,7 +209,7 @@ def prune(folder: Path, *, keep_last: int, keep_at: Collection[int] = ()) -> Non
 
 
 def _check_disk_space(target: Path, needed: int, world: World) -> None:
-    """Stop all processes if there is no room; remains of an earlier attempt at this step do not count."""
+    """Raise in all processes if the disk is too full, after removing an earlier attempt at this step."""
     free = 0
     if world.main:
         shutil.rmtree(hidden(target, "partial"), ignore_errors=True)
@@ -249,23 +249,23 @@ def _check_same_model(
 
 
 def _silence_torch() -> None:
-    """Keep back torch's remark that a single process has no process group."""
-    # For good: filters belong to the whole process, and a thread must not put back what others changed.
+    """Suppress torch's warning that a single process has no process group."""
+    # Permanently: filters are global, and a thread must not restore what others have changed since.
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 
 
 def state_tensors(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The weights and moments of a state by their saved names, sharing memory with those of now."""
+    """Return the current weights and moments by their saved names, sharing their memory."""
     return {**model_tensors(module), **moments_of(module, optimizer)}
 
 
 def model_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """The weights and buffers of a module by their saved names, sharing its memory."""
+    """Return the weights and buffers of a module by their saved names, sharing its memory."""
     return {f"model.{name}": tensor for name, tensor in unwrapped(module).state_dict().items()}
 
 
 def moments_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimizer remembers of each parameter by its saved name, sharing its memory."""
+    """Return the optimizer's state of each parameter by its saved names, sharing its memory."""
     return {
         f"optimizer.{name}.{key}": value
         for name, parameter in _parameters(module).items()
@@ -276,7 +276,7 @@ def moments_of(module: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
 def blank_moments(
     module: nn.Module, optimizer: torch.optim.Optimizer, saved: Mapping[str, TensorStorageMetadata]
 ) -> dict[str, Tensor]:
-    """Places for all saved moments: the optimizer's own where it has them, else new ones."""
+    """Return tensors to load all saved moments into: the optimizer's own if it has them, else new ones."""
     own, parameters = moments_of(module, optimizer), _parameters(module)
     return {
         name: own[name] if name in own else _new_place(parameters[_split_name(name)[0]], layout)
@@ -286,25 +286,25 @@ def blank_moments(
 
 
 def give_moments(module: nn.Module, optimizer: torch.optim.Optimizer, moments: Mapping[str, Tensor]) -> None:
-    """Make these the optimizer's moments; it moves a step counter to where it wants it."""
+    """Set the optimizer's moments; it moves a step counter to the device that it requires."""
     trained = [each for group in optimizer.param_groups for each in group["params"]]
     number_of = {parameter: number for number, parameter in enumerate(trained)}
     parameters = _parameters(module)
-    # torch's optimizers number their parameters, in an order that no file should depend on: on the disk they
-    # have the names of the model.
+    # torch's optimizers number their parameters, in an order that files should not depend on: on the disk
+    # they have the names of the model.
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in moments.items():
         parameter, key = _split_name(name)
         state.setdefault(number_of[parameters[parameter]], {})[key] = tensor
     rates = [group["lr"] for group in optimizer.param_groups]
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    # torch puts copies there, but a recorded step reads its learning rates where they were.
+    # torch has replaced these tensors by copies, but a recorded step reads its rates at the old addresses.
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
 
 
 def bytes_of(tensors: Mapping[str, Tensor]) -> int:
-    """How much room tensors take, all processes' shards together."""
+    """Return the bytes of the tensors, including the shards of all processes."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -320,7 +320,7 @@ def _split_name(name: str) -> tuple[str, str]:
 
 
 def _new_place(parameter: nn.Parameter, layout: TensorStorageMetadata) -> Tensor:
-    """An empty moment, sharded over the processes as its parameter is; a counter is everywhere."""
+    """Return an empty moment, sharded like its parameter; a counter is the same in each process."""
     if layout.size == parameter.shape:
         return torch.zeros_like(parameter, dtype=layout.properties.dtype, requires_grad=False)
     return torch.zeros(layout.size, dtype=layout.properties.dtype)

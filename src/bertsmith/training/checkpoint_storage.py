@@ -1,7 +1,7 @@
-"""Saved states as folders: complete or not there, checked before they are trusted, and never in the way.
+"""Checkpoint folders: written atomically, verified by checksum before use, cleaned up after a crash.
 
 A state is written into `.step-00001000.partial` and becomes `step-00001000` by one rename, after everything
-in it has reached the disk. Folders whose names begin with a dot are remains of a run that was killed.
+in it has reached the disk. Folders with a leading dot in their names are remains of a run that was killed.
 """
 
 import hashlib
@@ -33,24 +33,24 @@ log = logging.getLogger("bertsmith")
 
 
 def step_folder(folder: Path, step: int) -> Path:
-    """Where the state of a step is kept."""
+    """Return the folder of a step's state."""
     return folder / f"step-{step:08}"
 
 
 def hidden(target: Path, purpose: str) -> Path:
-    """The name that a state's folder has while it is not to be found."""
+    """Return the name of a state's folder while it must not be found as a state."""
     return target.with_name(f".{target.name}.{purpose}")
 
 
 def saved_steps(folder: Path) -> list[int]:
-    """The steps whose states are there, oldest first."""
+    """Return the steps with a state, oldest first."""
     names = (re.fullmatch(r"step-(\d{8,})", path.name) for path in folder.glob("step-*"))
     return sorted(int(name[1]) for name in names if name)
 
 
 def write_durably(target: Path, pieces: Iterable[bytes | memoryview]) -> str:
-    """Write a new file through to the disk; its sha256."""
-    # Not hashed in a thread beside: one that cannot start for lack of memory is waited for without end.
+    """Write a new file through to the disk; return its sha256."""
+    # Not hashed in a second thread: one that cannot start for lack of memory is waited for without end.
     digest = hashlib.sha256()
     with target.open("xb") as file:
         for piece in pieces:
@@ -62,8 +62,8 @@ def write_durably(target: Path, pieces: Iterable[bytes | memoryview]) -> str:
 
 
 def seal(partial: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
-    """Add what makes a folder of tensors a state, and give it its name."""
-    # Processes of several machines may each have written into a folder of their own under the same path.
+    """Complete a folder of tensors to a state: write state and checksums, then rename it."""
+    # Processes on several machines may each have written into a local folder of the same path.
     if missing := [name for name in checksums if not (partial / name).exists()]:
         what = f"{missing[0]}, which another process wrote, cannot be seen from the main one"
         remedy = "choose a place for the run that all its machines share"
@@ -73,16 +73,16 @@ def seal(partial: Path, state: dict[str, Any], checksums: dict[str, str]) -> Non
     write_durably(partial / CHECKSUMS, [_as_json(dict(sorted(checksums.items())))])
     reach_the_disk(partial)  # before the rename: after a power cut, a named folder must not be empty
     replaced = hidden(target, "replaced")
-    if target.exists():  # the same step again, after the run went back to an earlier state
+    if target.exists():  # the same step again, after the run resumed from an earlier state
         target.rename(replaced)
     partial.rename(target)
-    # Only now may the older state of this step go: until here `tidy` would bring it back.
+    # Only now may the older state of this step be removed: until here `tidy` would restore it.
     reach_the_disk(target.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def tidy(folder: Path) -> None:
-    """Remove what a killed run left behind, and take back a state that it had put aside for its successor."""
+    """Remove the remains of a killed run, and restore a state that it was about to replace."""
     for replaced in folder.glob(".step-*.replaced"):
         target = replaced.with_name(replaced.name.removeprefix(".").removesuffix(".replaced"))
         if not target.exists():
@@ -92,7 +92,7 @@ def tidy(folder: Path) -> None:
 
 
 def newest_sound_step(folder: Path) -> int | None:
-    """The newest step whose state is whole; damaged ones that are newer are reported and put aside."""
+    """Return the newest step with an undamaged state, or None; report and rename newer damaged ones."""
     for step in reversed(saved_steps(folder)):
         target = step_folder(folder, step)
         damage = _damage(target)
@@ -106,13 +106,13 @@ def newest_sound_step(folder: Path) -> int | None:
 
 
 def check_undamaged(target: Path) -> None:
-    """Raise if the files of a state are not as they were written."""
+    """Raise if the files of a state do not match their checksums."""
     if damage := _damage(target):
         raise UserError(f"is damaged ({damage})", where=str(target), remedy="take another step's")
 
 
 def _damage(target: Path) -> str:
-    """What is wrong with a state's files, or nothing."""
+    """Return a description of the damage to a state's files, or ""."""
     try:
         return _difference(target, read_json(target / CHECKSUMS, remedy=""))
     except UserError as error:
@@ -122,7 +122,7 @@ def _damage(target: Path) -> str:
 
 
 def _difference(target: Path, checksums: dict[str, Any]) -> str:
-    """The first file that is not as the checksums say, or nothing."""
+    """Return a message about the first file that does not match the checksums, or ""."""
     present = {file.name for file in target.iterdir()} - {CHECKSUMS}
     if present != set(checksums):
         return f"{sorted(present ^ set(checksums))[0]}: {CHECKSUMS} and the folder disagree about it"
@@ -143,12 +143,12 @@ DTYPES = {
     **{torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8"},
     **{torch.uint8: "U8", torch.bool: "BOOL"},
 }
-"""As the safetensors format calls them."""
+"""Names of the dtypes in the safetensors format."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What this process holds of one tensor."""
+    """The part of one tensor that this process holds."""
 
     item: WriteItem
     tensor: Tensor
@@ -175,7 +175,7 @@ class StateWriter(HuggingFaceStorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this process's shard."""
         results: list[WriteResult] = []
-        if plan.items:  # of a small model under FSDP, a process may hold nothing
+        if plan.items:  # a process may hold no part of a small model under FSDP
             parts = []
             for item in plan.items:
                 tensor = planner.resolve_data(item)
@@ -186,19 +186,19 @@ class StateWriter(HuggingFaceStorageWriter):
             name = f"shard-{plan.storage_data['shard_index']:05}.safetensors"
             shard = _Shard(name, write_durably(self._partial / name, _file_pieces(parts)))
             results = [WriteResult(part.item.index, part.tensor.nbytes, shard) for part in parts]
-        # torch wants a future; the file is written already, for the next step would change its tensors.
+        # torch requires a future; the file is written already, because the next step changes the tensors.
         written: Future[list[WriteResult]] = Future()
         written.set_result(results)
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:  # noqa: ARG002 - torch's
-        """On the main process: seal the folder with the checksums of all shards."""
+        """Seal the folder with the checksums of all shards; torch calls it in the main process."""
         shards = {result.storage_data for of_process in results for result in of_process}
         self._seal({shard.name: shard.sha256 for shard in shards})
 
 
 def _file_pieces(parts: Sequence[_Part]) -> Iterator[bytes | memoryview]:
-    """A safetensors file: the length of the header, the header, the tensors one after the other."""
+    """Yield a safetensors file: the length of the header, the header, the tensors one after the other."""
     header = _header(parts)
     yield len(header).to_bytes(8, "little")
     yield header
@@ -208,7 +208,7 @@ def _file_pieces(parts: Sequence[_Part]) -> Iterator[bytes | memoryview]:
 
 
 def _header(parts: Sequence[_Part]) -> bytes:
-    # Under this key torch's reader looks for where in the whole tensor a part belongs.
+    # torch's reader takes a part's position in the whole tensor from this key.
     offsets = {}
     for part in parts:
         assert part.item.tensor_data is not None

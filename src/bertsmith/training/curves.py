@@ -1,4 +1,4 @@
-"""The curves of a run as one picture, drawn from its journal."""
+"""Plot of a run's curves, drawn from its journal."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ TRAINING, HELD_OUT, FIXED, GREY = "#3b6fb6", "#d1495b", "#2a9d8f", "#666666"
 SMOOTHING_SHARE = 0.02
 """Width of the running mean over the training curve, as a fraction of its points."""
 LEAST_REACH = 4
-"""Points to each side that the mean of a short curve takes, at most a tenth of it: its batches are as
-noisy as those of a long one."""
+"""Minimum points on each side in the running mean, but at most a tenth of the curve: the batches of a short
+run are as noisy as those of a long one."""
 
 Entries = Sequence[Mapping[str, Any]]
 Numbers = NDArray[np.float64]
@@ -41,23 +41,23 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """What one part of the picture shows."""
+    """One part of the picture: the curves of a metric."""
 
     title: str
     metric: str
     scale: str
-    """How the numbers along its side are written."""
+    """Format of the numbers on the y axis."""
     last: str
-    """How the last value of a line is written."""
+    """Format of the last value of a line."""
     level: float | None = None
-    """What the curve is read against."""
+    """Reference value, drawn as a horizontal line."""
     level_label: str = ""
     level_metric: str = ""
-    """Where the level differs from stage to stage: how it is called in the lines of held-out results."""
+    """Name of the level in the lines of held-out results, if it differs from stage to stage."""
 
 
 def panels(declared: Declaration, *, unigram_entropy: float | None) -> tuple[Panel, ...]:
-    """The panels of a run with these metrics, in reading order; the first is the large one."""
+    """Return the panels of a run with these metrics, in reading order; the first is the large one."""
     return (
         *(panel_of(each, unigram_entropy) for each in declared.metrics if each.panel),
         Panel("Learning rate", "learning_rate", "{x:.3g}", "{x:.3g}"),
@@ -66,18 +66,18 @@ def panels(declared: Declaration, *, unigram_entropy: float | None) -> tuple[Pan
 
 
 def panel_of(metric: Metric, unigram_entropy: float | None) -> Panel:
-    """The panel of one metric."""
+    """Return the panel of one metric."""
     forms = ("{x:.0%}", "{x:.1%}") if metric.in_percent else ("{x:g}", "{x:.3f}")
     if metric.level == "unigram" and unigram_entropy is not None:
         label = f"unigram entropy {unigram_entropy:.2f}: word frequency alone"
         return Panel(metric.panel, metric.name, *forms, unigram_entropy, label)
-    # Not against a half: published next-sentence pairs are random more often than not.
+    # Not compared with one half: published next-sentence pairs are random more often than not.
     label = "always the commoner answer"
     return Panel(metric.panel, metric.name, *forms, level_label=label, level_metric=metric.level)
 
 
 def draw_curves(folder: Path, drawn: Sequence[Panel]) -> Path | None:
-    """Draw a journal as curves.png; the path, or None where there is nothing to draw or to draw with."""
+    """Draw a journal as curves.png; return the path, or None without metrics or without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -97,7 +97,7 @@ def draw_curves(folder: Path, drawn: Sequence[Panel]) -> Path | None:
 
 
 def series_of(entries: Entries, kind: Kind, metric: str) -> Series:
-    """A metric's values in the lines of one kind, without those that are no number."""
+    """Return a metric's values in the lines of one kind, without those that are not a number."""
     found = [(entry["step"], entry[metric]) for entry in entries
              if entry["kind"] == kind and entry.get(metric) is not None]  # fmt: skip
     pairs = np.array(found, dtype=np.float64).reshape(-1, 2)
@@ -105,14 +105,14 @@ def series_of(entries: Entries, kind: Kind, metric: str) -> Series:
 
 
 def by_stage(entries: Entries) -> list[Entries]:
-    """The lines of held-out results, those of each stage by themselves."""
+    """Return the lines of held-out results, grouped by stage."""
     held_out = [entry for entry in entries if entry["kind"] == "held-out"]
     stages = sorted({entry.get("stage", 0) for entry in held_out})
     return [[entry for entry in held_out if entry.get("stage", 0) == stage] for stage in stages]
 
 
 def smoothed(series: Series) -> Series:
-    """The running mean of a series, over what there is of the window near both ends."""
+    """Return the running mean of a series; the window is cut off at both ends."""
     count = len(series.values)
     reach = max(round(count * SMOOTHING_SHARE / 2), min(LEAST_REACH, count // 10))
     place = np.arange(count)
@@ -124,7 +124,7 @@ def smoothed(series: Series) -> Series:
 def _draw_panels(figure: "Figure", entries: Entries, drawn: Sequence[Panel]) -> None:
     last_step = max(entry["step"] for entry in entries)
     below = len(drawn) - 2
-    # As many columns as both rows can be shared out to: two thirds above, equal parts below.
+    # A number of columns that fits both rows: two thirds and one third above, equal parts below.
     grid = figure.add_gridspec(2, 3 * below, height_ratios=(1.25, 1))
     places = [grid[0, : 2 * below], grid[0, 2 * below :]]
     places += [grid[1, 3 * number : 3 * (number + 1)] for number in range(below)]
@@ -137,7 +137,7 @@ def _draw_panels(figure: "Figure", entries: Entries, drawn: Sequence[Panel]) -> 
 
 
 def dress_axes(axes: "Axes", panel: Panel) -> None:
-    """Title, grid and scales, the same in all pictures of runs."""
+    """Set title, grid and scales, the same in all pictures of runs."""
     axes.set_title(panel.title, loc="left", fontsize=11, weight="bold", pad=8)
     axes.set_xlabel("step", fontsize=9)
     axes.locator_params(axis="x", integer=True)
@@ -150,7 +150,7 @@ def dress_axes(axes: "Axes", panel: Panel) -> None:
 
 
 def draw_panel(axes: "Axes", panel: Panel, entries: Entries) -> None:
-    """The curves of a metric, smoothed, each with where it ends, and what they are read against."""
+    """Draw the smoothed curves of a metric, each with its last value, and the reference level."""
     training, held_out = (series_of(entries, kind, panel.metric) for kind in ("train", "held-out"))
     if not len(training.steps) + len(held_out.steps):
         axes.text(0.5, 0.5, "not part of this run", transform=axes.transAxes, ha="center", color=GREY)
@@ -183,7 +183,7 @@ def draw_panel(axes: "Axes", panel: Panel, entries: Entries) -> None:
 
 
 def _draw_by_stage(axes: "Axes", metric: str, entries: Entries, manner: dict[str, Any]) -> None:
-    """A line for each stage: other lengths are other sequences, and none leads from one to the next."""
+    """Draw a separate line for each stage: stages of other lengths are evaluated on other sequences."""
     for stage in by_stage(entries):
         part = series_of(stage, "held-out", metric)
         axes.plot(part.steps, part.values, **manner)
@@ -191,12 +191,12 @@ def _draw_by_stage(axes: "Axes", metric: str, entries: Entries, manner: dict[str
 
 
 def _label(what: str, series: Series, panel: Panel) -> str:
-    """What a line is and where it ends."""
+    """Return the label of a line, with its last value."""
     return f"{what}, now {panel.last.format(x=series.values[-1])}"
 
 
 def _write_tokens_below_steps(axes: "Axes", tokens: Series) -> None:
-    """Under each step of a scale, the tokens that were seen up to it."""
+    """Write the tokens seen up to a step under each step of the axis."""
     if not len(tokens.steps):
         return
     steps, seen = np.insert(tokens.steps, 0, 0.0), np.insert(tokens.values, 0, 0.0)
@@ -205,7 +205,7 @@ def _write_tokens_below_steps(axes: "Axes", tokens: Series) -> None:
 
 
 def _short(count: float) -> str:
-    """A large number with one decimal and a letter."""
+    """Format a large number with one decimal and a letter."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if count >= size:
             return f"{count / size:.1f} {letter}"
@@ -213,7 +213,7 @@ def _short(count: float) -> str:
 
 
 def run_title(name: str, entries: Entries) -> str:
-    """The run's name and how far it has come."""
+    """Return the run's name with its step, tokens and time so far."""
     parts = [name, f"step {max(entry['step'] for entry in entries):,}"]
     tokens, seconds = (series_of(entries, "train", metric).values for metric in ("tokens", "seconds"))
     parts += [f"{_short(tokens[-1])} tokens"] if len(tokens) else []

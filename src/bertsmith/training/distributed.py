@@ -1,6 +1,6 @@
-"""Several processes as one: who they are, how they share the work, and the few numbers they agree on.
+"""Distributed training: the processes of a run, how they share the work, and the numbers they exchange.
 
-This is the only place that reads what torchrun puts into the environment.
+Only this file and the heartbeat read torchrun's environment variables.
 """
 
 import gc
@@ -31,20 +31,20 @@ from bertsmith.training.heartbeat import heartbeat, torchrun_store
 
 TORCHRUN = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 PATIENCE = timedelta(days=30)
-"""With the main process, which evaluates and writes alone; one that died ends the others at once."""
+"""Timeout for waiting on the main process, which evaluates and writes alone; if it dies, all end at once."""
 
 MEETING_SECONDS = 600.0
 LOST = re.compile(
     r"connection (closed|reset) by peer|broken pipe|timed out|connection refused|ncclRemoteError", re.I
 )
-"""How gloo and NCCL say that another process does not answer."""
+"""Messages of gloo and NCCL if another process does not answer."""
 Patience = float | Literal["auto"]
 Answer = TypeVar("Answer")
 log = logging.getLogger("bertsmith")
 
 
 class MainProcessFailed(SystemExit):
-    """Ends the other processes without a word: the main one says what is wrong."""
+    """Ends the other processes without a message: the main process prints the error."""
 
     def __init__(self) -> None:
         super().__init__(2)
@@ -52,7 +52,7 @@ class MainProcessFailed(SystemExit):
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The processes of a run, seen from one of them; its sums go over the CPU and never wait for a GPU."""
+    """The processes of a run, seen from one of them; sums use the CPU and never wait for a GPU."""
 
     rank: int
     size: int
@@ -60,15 +60,15 @@ class World:
     """Number among the processes on the same machine."""
     device: torch.device
     group: distributed.ProcessGroup | None = None
-    """Over which they agree; torch's own where there is none."""
+    """Group for these exchanges; None for torch's default group."""
 
     @property
     def main(self) -> bool:
-        """Whether this process is the one that writes files and speaks."""
+        """True if this process is the one that writes files and prints messages."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """The sum of each value over all processes, the same to the last bit on each of them."""
+        """Return the sum of each value over all processes, equal to the last bit in each of them."""
         if self.size == 1:
             return [float(value) for value in values]
         summed = torch.tensor(values, dtype=torch.float64)
@@ -76,11 +76,11 @@ class World:
         return [float(value) for value in summed]
 
     def any(self, flag: bool) -> bool:
-        """Whether the flag is up on some process."""
+        """True if the flag is set in any process."""
         return self.sum([float(flag)])[0] > 0
 
     def broadcast(self, value: float) -> float:
-        """The main process's value."""
+        """Return the main process's value."""
         if self.size == 1:
             return value
         carried = torch.tensor([value], dtype=torch.float64)
@@ -88,7 +88,7 @@ class World:
         return float(carried)
 
     def on_main(self, action: Callable[[], Answer]) -> Answer | None:
-        """What an action of the main process alone returns, there; if it fails, all processes end."""
+        """Run an action in the main process and return its result, None elsewhere; if it fails, all end."""
         worked, answer = False, None
         try:
             answer = action() if self.main else None
@@ -100,8 +100,10 @@ class World:
         return answer
 
     def main_first(self, action: Callable[[], Answer]) -> Answer:
-        """What an action returns in each process, in the others once the main one is done: it speaks of
-        what is wrong, and fills the caches that the others read."""
+        """Run an action in each process and return its result, in the main process first.
+
+        The main process reports errors and warnings, and fills the caches that the others read.
+        """
         answer = self.on_main(action)
         if self.main:
             return cast("Answer", answer)
@@ -110,34 +112,34 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every process has come this far."""
-        self.sum([0.0])  # torch's own barrier would take a GPU along
+        self.sum([0.0])  # torch's own barrier would use the GPU
 
 
 ALONE = World(rank=0, size=1, local_rank=0, device=torch.device("cpu"))
 
 
 def start_world(device: Literal["auto", "cpu", "cuda"], patience: Patience = "auto") -> World:
-    """The processes that torchrun started, connected; without torchrun, this one alone."""
+    """Connect the processes that torchrun started; without torchrun, return this one alone."""
     rank, size, local_rank = _torchrun_ranks()
     chosen = _chosen_device(device, local_rank)
     if size == 1:
         return World(rank, size, local_rank, chosen)
     connection: dict[str, Any] = {"store": _meeting_store(rank, size), "rank": rank, "world_size": size}
-    if chosen.type == "cuda":  # by the timeout of gradients a GPU that hangs is found out
+    if chosen.type == "cuda":  # the timeout of gradient exchanges detects a GPU that hangs
         seconds = timedelta(seconds=patience_seconds(patience, chosen))
         distributed.init_process_group("cpu:gloo,cuda:nccl", timeout=seconds, **connection)
     else:
         distributed.init_process_group("gloo", **connection)
-    # Whoever waits for the main process does so in a group that gives it the time it takes.
+    # The other processes wait for the main one in this group, which has a long timeout.
     group = distributed.new_group(backend="gloo", timeout=PATIENCE)
     return World(rank, size, local_rank, chosen, group)
 
 
 def _meeting_store(rank: int, size: int) -> Store:
-    """The store in which the processes of this start, and of none before it, find each other's addresses.
+    """Return a store in which only the processes of this start find each other's addresses.
 
-    Torchrun's store outlives a restart, and its agents may count restarts differently. So each process says
-    hello under a new name, and the main one answers by that name with the prefix of this start.
+    Torchrun's store outlives a restart, and its agents may count restarts differently. So each process
+    registers under a new name, and the main one replies to that name with the prefix of this start.
     """
     store: Store = next(rendezvous("env://"))[0]
     own, ends = token_hex(8), time.monotonic() + MEETING_SECONDS
@@ -167,7 +169,7 @@ def stop_world() -> None:
 
 
 def patience_seconds(patience: Patience, device: torch.device) -> float:
-    """After how many seconds a silent process ends the others; auto: fewer where nothing is far away."""
+    """Return the seconds after which a silent process ends the others; auto: fewer for CPUs of one host."""
     if patience != "auto":
         return patience
     one_host = os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
@@ -177,10 +179,10 @@ def patience_seconds(patience: Patience, device: torch.device) -> float:
 def in_world(
     device: Literal["auto", "cpu", "cuda"], action: Callable[[World], Answer], patience: Patience = "auto"
 ) -> Answer:
-    """What an action returns, in the processes that torchrun started, connected as long as it runs.
+    """Connect the processes that torchrun started, run an action in each, and return its result.
 
-    A network that the action shares is gone before they disconnect: what gloo still holds for one is
-    otherwise freed with Python's lock held, and may wait for ever.
+    A network that the action shares must be freed before they disconnect: otherwise gloo frees its resources
+    with Python's lock held, and may wait for ever.
     """
     size = _torchrun_ranks()[1]
     try:
@@ -200,7 +202,7 @@ def in_world(
 
 
 def _watched(world: World, patience: Patience) -> AbstractContextManager[None]:
-    """A context in which a process that falls silent is noticed."""
+    """Return a context that ends this process if another one falls silent."""
     if world.size == 1:
         return nullcontext()
     seconds = patience_seconds(patience, world.device)
@@ -209,7 +211,7 @@ def _watched(world: World, patience: Patience) -> AbstractContextManager[None]:
 
 
 def _forget_frames(error: BaseException) -> None:
-    """Let go of the functions that an error came through, and of their networks; what it says stays."""
+    """Drop an error's tracebacks, which keep networks alive; add their text as a note."""
     if not isinstance(error, UserError | SystemExit | KeyboardInterrupt):
         error.add_note("".join(format_exception(error)))
     link: BaseException | None = error
@@ -220,7 +222,7 @@ def _forget_frames(error: BaseException) -> None:
 
 
 def refuse_several_processes(what: str) -> None:
-    """Raise where torchrun started more than one process for something that runs in one."""
+    """Raise if torchrun started several processes for a job that runs in one."""
     _, size, _ = _torchrun_ranks()
     if size == 1:
         return
@@ -232,30 +234,30 @@ def refuse_several_processes(what: str) -> None:
 
 
 def share_work(module: nn.Module, world: World, how: Literal["ddp", "fsdp"]) -> nn.Module:
-    """The module whose backward averages gradients over the processes: full copies (ddp) or shards (fsdp).
+    """Wrap a module so that backward averages gradients over full copies (ddp) or shards (fsdp).
 
-    An average is not what a sum over a global count wants, so the caller multiplies its loss by `world.size`.
-    The module stands on `world.device` with the same weights in every process; its forward computes the loss
-    and returns tensors (or a tuple or dict of them), and every trained parameter takes part in it.
+    The loss is a sum over a global count, so the caller multiplies it by `world.size` to undo the average.
+    The module must be on `world.device` with the same weights in every process. Its forward must compute the
+    loss from every trained parameter, and return tensors or a tuple or dict of them.
     """
     if world.size == 1:
         return module
     if how == "fsdp":
         return _sharded(module, world)
     devices = [world.device] if world.device.type == "cuda" else None
-    # Not static_graph: it learns the graph from a first backward that must not be one of several accumulated.
+    # Not static_graph: it learns the graph from the first backward, which must not be an accumulated one.
     return DistributedDataParallel(module, device_ids=devices, gradient_as_bucket_view=True)
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """What `share_work` was given."""
+    """Return the module that `share_work` was given."""
     return module.module if isinstance(module, DistributedDataParallel) else module
 
 
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """A context for one micro-batch's forward and backward; only the step's last one exchanges gradients.
+    """Return a context for one micro-batch; only the step's last one exchanges gradients.
 
-    `module` is what `share_work` returned.
+    `module` is the result of `share_work`.
     """
     if isinstance(module, FSDPModule):
         module.set_requires_gradient_sync(last)
@@ -265,23 +267,23 @@ def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[Non
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of all gradients over all processes."""
+    """Return the norm of all gradients over all processes."""
     norm = nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
     return whole(norm)
 
 
 def held(tensor: Tensor) -> Tensor:
-    """What this process holds of a tensor, sharing its memory: all of it, or under FSDP its rows."""
+    """Return this process's part of a tensor, sharing its memory: all of it, or under FSDP some rows."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, put together from what the processes hold; all of them must call it."""
+    """Return the whole tensor, gathered from all processes; every process must call it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def own_rows(values: Tensor, like: Tensor) -> Tensor:
-    """Of values for a whole tensor, those for the rows that this process holds of it."""
+    """Return the rows of `values` that belong to this process's rows of the tensor `like`."""
     if not isinstance(like, DTensor):
         return values
     first = first_row(like)
@@ -289,7 +291,7 @@ def own_rows(values: Tensor, like: Tensor) -> Tensor:
 
 
 def first_row(tensor: Tensor) -> int:
-    """Where the rows that this process holds begin in the whole tensor."""
+    """Return the index in the whole tensor of the first row that this process holds."""
     if not isinstance(tensor, DTensor):
         return 0
     first, left = 0, tensor.shape[0]
@@ -305,7 +307,7 @@ def first_row(tensor: Tensor) -> int:
 
 @contextmanager
 def _warnings_off() -> Iterator[None]:
-    """Inside, nothing is logged but errors: the main process has said it."""
+    """Log only errors: the main process has logged the warnings already."""
     before = log.level
     log.setLevel(logging.ERROR)
     try:
@@ -316,9 +318,9 @@ def _warnings_off() -> Iterator[None]:
 
 def _sharded(module: nn.Module, world: World) -> nn.Module:
     mesh = init_device_mesh(world.device.type, (world.size,))
-    # Each layer comes once, also where it is run again (ALBERT). What is left is one group at the root: the
-    # word embeddings are used at both ends, as the table and as the decoder; and layers that share a part of
-    # themselves, for a weight belongs to one group.
+    # Each layer is listed once, even if it runs several times (ALBERT). The rest is one group at the root:
+    # the word embeddings, which are used as the table and as the decoder, and layers that share weights,
+    # because a weight belongs to one group.
     layers = layers_in(module)
     uses = Counter(parameter for layer in layers for parameter in layer.parameters())
     for layer in layers:
@@ -329,7 +331,7 @@ def _sharded(module: nn.Module, world: World) -> nn.Module:
 
 
 def _torchrun_ranks() -> tuple[int, int, int]:
-    """Rank, world size and local rank as torchrun says."""
+    """Return rank, world size and local rank from torchrun's environment."""
     missing = [name for name in TORCHRUN if name not in os.environ]
     if len(missing) == len(TORCHRUN):
         return 0, 1, 0

@@ -28,25 +28,25 @@ class Store(Protocol):
         """Set a value."""
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Get values, which are there."""
+        """Return the values of keys that exist."""
 
 
 @dataclass
 class Counts:
-    """When the count of each other process was last seen to change."""
+    """Time of the last change of each other process's count."""
 
     patience: float
-    """Seconds."""
+    """Seconds without a change after which a process is silent."""
     heard: dict[int, tuple[str, float]] = field(default_factory=dict)
 
     def hear(self, counts: Mapping[int, str], now: float) -> None:
-        """Take in the counts of the others."""
+        """Update the counts of the other processes."""
         for rank, count in counts.items():
             if rank not in self.heard or self.heard[rank][0] != count:
                 self.heard[rank] = count, now
 
     def silent(self, now: float) -> tuple[list[int], float]:
-        """Return the silent processes, and for how many seconds they are at least silent."""
+        """Return the silent processes, and the seconds for which all of them have been silent."""
         ages = {rank: now - since for rank, (count, since) in self.heard.items() if count != ENDED}
         late = {rank: age for rank, age in ages.items() if age > self.patience}
         return sorted(late), min(late.values(), default=0.0)
@@ -56,7 +56,7 @@ class Counts:
 def heartbeat(
     store: Store, rank: int, size: int, patience: float, *, fail: Callable[[str], None] | None = None
 ) -> Iterator[None]:
-    """While it is open, end this process with one line if another one is silent for `patience` seconds."""
+    """Inside, end this process with one line if another one is silent for `patience` seconds."""
     counts, over, fail = Counts(patience), Event(), fail or end_process
     keys = {other: key_of(other) for other in range(size) if other != rank}
     counts.hear(dict.fromkeys(keys, "0"), time.monotonic())
@@ -89,7 +89,7 @@ def heartbeat(
         over.set()
         threads[0].join(timeout=1.0)
         if not threads[0].is_alive():
-            with suppress(RuntimeError):  # whoever opened it has ended
+            with suppress(RuntimeError):  # the process that opened the store has ended
                 store.set(key_of(rank), ENDED)
 
 
@@ -99,7 +99,7 @@ def key_of(rank: int) -> str:
 
 
 def torchrun_store(patience: float) -> TCPStore:
-    """Connect to the store of torchrun once more: a thread of ours must not hold up torch's connection."""
+    """Open a second connection to torchrun's store, so that our thread does not block torch's connection."""
     return TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
@@ -109,7 +109,7 @@ def torchrun_store(patience: float) -> TCPStore:
 
 
 def silence_text(ranks: list[int], seconds: float) -> str:
-    """Say which processes are silent since when, and what to do."""
+    """Return a message: which processes are silent since when, and what to do."""
     since = time.strftime("%H:%M:%S", time.localtime(time.time() - seconds))
     named = ", ".join(map(str, ranks))
     who = f"rank {named} is" if len(ranks) == 1 else f"ranks {named} are"
@@ -120,6 +120,6 @@ def silence_text(ranks: list[int], seconds: float) -> str:
 
 
 def end_process(what: str) -> None:
-    """End this process at once: its main thread waits in a collective that nothing interrupts."""
+    """End this process at once: its main thread waits in a collective that cannot be interrupted."""
     print(f"bertsmith: {what}", file=sys.stderr, flush=True)
     os._exit(1)

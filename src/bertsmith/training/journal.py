@@ -1,7 +1,7 @@
-"""The journal of a run: metrics.jsonl, TensorBoard events, and with what the run was made.
+"""The journal of a run: metrics.jsonl, TensorBoard events, and the versions of code and libraries.
 
-One JSON object a line, with a step and a kind. A number that is none (NaN, infinity) is written as null, as
-every JSON reader takes that. What a run did after the state it resumes from never happened: those lines go.
+Each line is a JSON object with a step and a kind. NaN and infinity are written as null, which every JSON
+reader supports. When a run resumes, lines after the step of its saved state are removed.
 """
 
 import hashlib
@@ -34,14 +34,14 @@ log = logging.getLogger("bertsmith")
 
 
 class Journal:
-    """Where one process writes down what happens, line by line."""
+    """The files in which one process records metrics and events, line by line."""
 
     def __init__(self, metrics: BinaryIO, board: Any) -> None:
         self.metrics, self.board = metrics, board
 
     @classmethod
     def open(cls, folder: Path, *, resume_step: int) -> Self:
-        """The journal of a run folder, cut back to the step that is resumed; 0 begins a new one."""
+        """Open the journal of a run folder and remove lines after the resumed step; 0 begins a new one."""
         path = folder / METRICS_FILE
         _cut_back(path, resume_step)
         with _reporting_write_errors(path):
@@ -52,7 +52,7 @@ class Journal:
     def write(self, kind: Kind, step: int, values: Mapping[str, float | int | str]) -> None:
         """Append one line; once this returns, killing the process does not lose it."""
         assert not {"step", "kind"} & values.keys(), "step and kind are given by themselves"
-        # JSON has no NaN and no infinity: null is what every reader takes.
+        # JSON does not have NaN and infinity; every reader supports null.
         nan = {
             name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
         }
@@ -68,7 +68,7 @@ class Journal:
 
     def close(self) -> None:
         """Finish both files."""
-        # Closing writes once more what could not be written before.
+        # Closing tries again to write what could not be written before.
         with _reporting_write_errors(Path(self.metrics.name)):
             self.metrics.close()
             if self.board is not None:
@@ -84,14 +84,14 @@ class Journal:
 
 
 class RunJournal:
-    """The journal of a run of any number of processes: the main one writes, and all end where it cannot."""
+    """The journal of a run of any number of processes: the main one writes; if it fails, all end."""
 
     def __init__(self, folder: Path, world: World, *, resume_step: int) -> None:
         self.world = world
         self.journal = world.on_main(lambda: Journal.open(folder, resume_step=resume_step))
 
     def write(self, kind: Kind, step: int, values: Mapping[str, float | int | str]) -> None:
-        """Append one line; all processes call it."""
+        """Append one line; every process must call it."""
         journal = self.journal
         self.world.on_main(lambda: journal.write(kind, step, values) if journal is not None else None)
 
@@ -106,7 +106,7 @@ class RunJournal:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Every line of a run's journal, in order; a last line that is not finished is skipped."""
+    """Return every line of a run's journal, in order, without an incomplete last line."""
     return [entry for _, entry in _entries(folder / METRICS_FILE)]
 
 
@@ -129,12 +129,12 @@ def write_versions(folder: Path) -> None:
 
 @cache
 def package_hash() -> str:
-    """The hash of the code of this process, read once: what changes on disk later is not what it runs."""
+    """Return the hash of this process's code, read once: later changes on disk do not affect the process."""
     return source_hash(PACKAGE)
 
 
 def source_hash(root: Path) -> str:
-    """One hash over the names and contents of a package's own source files."""
+    """Return one hash over the names and contents of a package's source files."""
     files = {file.relative_to(root).as_posix(): file for file in root.rglob("*")}
     digest = hashlib.sha256()
     for name in sorted(name for name, file in files.items() if file.suffix in SOURCE_SUFFIXES):
@@ -144,17 +144,17 @@ def source_hash(root: Path) -> str:
 
 
 def _cut_back(path: Path, resume_step: int) -> None:
-    """Keep the lines up to a step; 0 keeps none, for a run that begins says its step 0 itself."""
+    """Keep the lines up to a step; 0 keeps nothing, because a new run writes its step 0 itself."""
     kept = [line for line, entry in _entries(path) if resume_step and entry["step"] <= resume_step]
     content = b"".join(line + b"\n" for line in kept)
-    # Rewritten as a whole and renamed: cutting the file off in place would lose it where the disk is full.
+    # Written anew and renamed, so that a full disk cannot destroy it.
     if not path.exists() or path.read_bytes() != content:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
 
 
 def _entries(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
-    """Each line with what it says; the last one may be torn, where a process was killed while writing it."""
+    """Return each line with its object; drop an incomplete last line, which a killed process left."""
     lines = path.read_bytes().splitlines() if path.exists() else []
     entries = [(line, _parsed(line)) for line in lines]
     if entries and not entries[-1][1]:
@@ -167,7 +167,7 @@ def _entries(path: Path) -> list[tuple[bytes, dict[str, Any]]]:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """The object on a line, or an empty one where there is none with a step."""
+    """Return the object on a line, or an empty one if the line is not an object with a step."""
     with suppress(ValueError, RecursionError):
         entry = json.loads(line)
         if isinstance(entry, dict) and isinstance(entry.get("step"), int):
@@ -176,7 +176,7 @@ def _parsed(line: bytes) -> dict[str, Any]:
 
 
 def _open_board(folder: Path, purge_step: int) -> Any:
-    """A writer of TensorBoard events, or None where TensorBoard is not installed."""
+    """Return a writer of TensorBoard events, or None if TensorBoard is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -188,7 +188,7 @@ def _open_board(folder: Path, purge_step: int) -> Any:
 
 @cache
 def _hide_errors_of_boards() -> None:
-    """Print no traceback of TensorBoard's thread: the next write raises its error, and is reported."""
+    """Suppress tracebacks of TensorBoard's thread: its error is raised and reported at the next write."""
     print_traceback = threading.excepthook
 
     def hook(error: threading.ExceptHookArgs) -> None:

@@ -1,7 +1,7 @@
-"""LAMB (You et al. 2019) as ALBERT uses it: Adam whose step for each matrix is as long as the matrix.
+"""LAMB (You et al. 2019) as ALBERT uses it: Adam whose update of each matrix is scaled to the matrix's norm.
 
-Everything is computed on what this process holds of a parameter: all of it, or under FSDP its shard of the
-rows. Only the norms need the other processes, and one small sum brings them together.
+Everything is computed on this process's part of a parameter: all of it, or under FSDP its shard of the rows.
+Only the norms need the other processes, and one small sum combines them.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ from bertsmith.training.distributed import first_row, held
 
 
 def build_lamb(groups: Iterable[dict[str, Any]], optim: OptimSection) -> "Lamb":
-    """LAMB over these groups."""
+    """Build LAMB for these groups."""
     return Lamb(
         groups,
         lr=optim.peak_lr,
@@ -39,8 +39,8 @@ def build_lamb(groups: Iterable[dict[str, Any]], optim: OptimSection) -> "Lamb":
 class Lamb(torch.optim.Optimizer):
     """Adam with decoupled weight decay and a trust ratio ||w|| / ||update|| for each matrix.
 
-    A group's `parts` says how many matrices of equal height are stacked in each of its parameters; 0 leaves
-    the ratio at 1, as published for LayerNorms and biases. ALBERT's code has no bias corrections.
+    A group's `parts` is the number of matrices of equal height stacked in each of its parameters; 0 keeps
+    the ratio at 1, as published for LayerNorms and biases. ALBERT's code omits bias corrections.
     """
 
     def __init__(
@@ -56,14 +56,14 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(groups, {**common, "parts": 1, "weight_decay": 0.0})
         for parameter in (each for group in self.param_groups for each in group["params"]):
             self.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32),  # on the CPU: reading it waits for no GPU
+                "step": torch.zeros((), dtype=torch.float32),  # on the CPU: reading it needs no GPU sync
                 "exp_avg": torch.zeros_like(parameter),
                 "exp_avg_sq": torch.zeros_like(parameter),
             }
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients at hand."""
+        """Take one step with the current gradients."""
         assert closure is None, "LAMB looks at the gradients once"
         for group in self.param_groups:
             parameters = [each for each in group["params"] if each.grad is not None]
@@ -79,7 +79,7 @@ class Lamb(torch.optim.Optimizer):
         foreach_add_(weights, updates, alpha=-group["lr"])
 
     def _adam_updates(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """The running mean of the gradients over the root of that of their squares."""
+        """Return the running mean of the gradients over the root of the running mean of their squares."""
         beta1, beta2 = group["betas"]
         gradients = [held(each.grad) for each in parameters if each.grad is not None]
         means = [held(self.state[each]["exp_avg"]) for each in parameters]
@@ -87,7 +87,7 @@ class Lamb(torch.optim.Optimizer):
         foreach_lerp_(means, gradients, 1 - beta1)
         foreach_mul_(squares, beta2)
         foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
-        # m / c1 / (sqrt(v / c2) + eps), written so that no corrections (both 1) cost nothing.
+        # m / c1 / (sqrt(v / c2) + eps), written so that it costs nothing without corrections (both 1).
         first, second = self._corrections(parameters, group)
         roots = foreach_sqrt(squares)
         foreach_add_(roots, group["eps"] * second**0.5)
@@ -97,18 +97,18 @@ class Lamb(torch.optim.Optimizer):
         return updates
 
     def _corrections(self, parameters: list[Tensor], group: dict[str, Any]) -> tuple[float, float]:
-        """What the two running means are divided by for having started at 0."""
+        """Return the bias corrections: divisors of the two running means, which start at 0."""
         steps = [self.state[each]["step"] for each in parameters]
         foreach_add_(steps, 1)
         if not group["bias_correction"]:
             return 1.0, 1.0
         beta1, beta2 = group["betas"]
-        step = steps[0].item()  # a parameter is trained from the first step on or never
+        step = steps[0].item()  # equal for all: each parameter is trained from the first step on or never
         return 1 - beta1**step, 1 - beta2**step
 
 
 def _lengthen(updates: Sequence[Tensor], parameters: Sequence[Tensor], parts: int) -> None:
-    """Multiply the update of each matrix by its trust ratio, 1 where either norm is 0."""
+    """Multiply the update of each matrix by its trust ratio, which is 1 if either norm is 0."""
     weight_pieces, update_pieces = [], []
     for update, parameter in zip(updates, parameters, strict=True):
         for rows in _rows_of_parts(parameter, parts):
@@ -122,7 +122,7 @@ def _lengthen(updates: Sequence[Tensor], parameters: Sequence[Tensor], parts: in
 
 
 def _rows_of_parts(parameter: Tensor, parts: int) -> list[slice]:
-    """For each stacked matrix, its rows among those that this process holds."""
+    """Return, for each stacked matrix, the range of its rows within this process's rows."""
     if parts == 1:
         return [slice(None)]
     first, count = first_row(parameter), held(parameter).shape[0]
@@ -133,7 +133,7 @@ def _rows_of_parts(parameter: Tensor, parts: int) -> list[slice]:
 
 
 def _norms(pieces: Sequence[Tensor]) -> Tensor:
-    """The norm of each piece [M]; a process may hold no row of some."""
+    """Return the norm of each piece [M], which is 0 if this process has not a single row of it."""
     held = [piece for piece in pieces if piece.numel()]
     present = iter(foreach_norm(held) if held else ())
     nothing = torch.zeros((), dtype=pieces[0].dtype, device=pieces[0].device)
@@ -141,7 +141,7 @@ def _norms(pieces: Sequence[Tensor]) -> Tensor:
 
 
 def _over_all_processes(norms: Tensor, like: Tensor) -> Tensor:
-    """The norms of whole matrices from those of the rows that each process holds."""
+    """Return the norms of whole matrices from those of each process's rows."""
     if not isinstance(like, DTensor):
         return norms
     squares = norms.square()

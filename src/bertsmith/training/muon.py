@@ -1,8 +1,8 @@
 """Muon (Jordan et al. 2024): momentum with an orthogonal step for each hidden matrix, AdamW for the rest.
 
-A step is few kernels and reads nothing back from a GPU: matrices of equal shape are made orthogonal in one
-batched product, whichever parameters they stand in. Under FSDP every process gathers gradients and momentum,
-computes the whole step and keeps its own rows of it.
+A step has few kernels and reads nothing back from a GPU: all matrices of one shape, from any parameters, are
+made orthogonal in one batched product. Under FSDP every process gathers gradients and momentum, computes the
+whole step and keeps its own rows of it.
 
 Shapes: M matrices of one shape, R rows, C columns.
 """
@@ -19,27 +19,27 @@ from bertsmith.model.torch_internals import foreach_add_, foreach_copy_, foreach
 from bertsmith.training.distributed import held, own_rows, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""The published quintic: so steep at 0 that five steps bring all singular values near 1 (0.7 to 1.2)."""
+"""The published quintic, so steep at 0 that five steps bring all singular values near 1 (0.7 to 1.2)."""
 NEWTON_SCHULZ_STEPS = 5
 MIN_NORM = 1e-7
-"""What a matrix is divided by at least, as torch.optim.Muon does."""
+"""Smallest norm that a matrix is divided by, as in torch.optim.Muon."""
 MuonScale = Literal["original", "match_rms_adamw"]
 
 
 class AdamWSettings(NamedTuple):
-    """What AdamW is told beside the learning rate."""
+    """Settings of AdamW except the learning rate."""
 
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     first_step: float = 0.0
-    """What its bias corrections count from."""
+    """Initial value of the step counter, from which bias corrections count."""
 
 
 class Muon(torch.optim.Optimizer):
-    """Orthogonal steps for groups with `parts`, fused AdamW for those where it is 0.
+    """Orthogonal steps for groups with `parts`, fused AdamW for groups with `parts` 0.
 
-    `parts` says how many matrices of equal height are stacked in each parameter of a group. As torch's fused
-    optimisers do, it divides gradients by `grad_scale` and leaves out an update where `found_inf` is 1.
+    `parts` is the number of matrices of equal height stacked in each parameter of a group. Like torch's fused
+    optimisers, it divides gradients by `grad_scale` and skips an update if `found_inf` is 1.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Take one step with the gradients at hand."""
+        """Take one step with the current gradients."""
         assert closure is None, "Muon looks at the gradients once"
         updates = self._orthogonal_updates()
         for group in self.param_groups:
             parameters = [each for each in group["params"] if each.grad is not None]
             if group["parts"] and parameters:
-                # A tensor where a GPU decides, or where the rate of a recorded step is one.
+                # A tensor if the GPU decides on the update, or if a recorded step has its rate in a tensor.
                 rate = group["lr"] * self._taken()
                 weights = [held(each) for each in parameters]
                 steps = [updates[each] for each in parameters]
@@ -85,7 +85,7 @@ class Muon(torch.optim.Optimizer):
                 self._adamw_step(parameters, group)
 
     def _orthogonal_updates(self) -> dict[Tensor, Tensor]:
-        """For each parameter of matrices, what this process holds of its step, but for the learning rate."""
+        """Return this process's part of each matrix parameter's step, before the learning rate."""
         by_shape: dict[tuple[int, int], list[tuple[Tensor, dict[str, Any]]]] = {}
         for group in self.param_groups:
             for parameter in group["params"] if group["parts"] else ():
@@ -106,12 +106,12 @@ class Muon(torch.optim.Optimizer):
         return updates
 
     def _taken(self) -> float | Tensor:
-        """1 where the update is taken; a GPU that decides by itself gives 0 for one that is left out."""
+        """Return 1 if the update is taken; if the GPU decides, a tensor that is 0 for a skipped update."""
         found_inf = getattr(self, "found_inf", None)
         return 1.0 if found_inf is None else 1.0 - found_inf
 
     def _usable(self, gradients_MRC: Tensor) -> Tensor:
-        """The gradients divided by `grad_scale`, or zeros where the update is left out: 0 x NaN is NaN."""
+        """Return the gradients divided by `grad_scale`, or zeros if the update is skipped: 0 x NaN is NaN."""
         divisor, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if divisor is not None:
             gradients_MRC = gradients_MRC.div_(divisor)
@@ -141,7 +141,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices_MRC: Tensor) -> Tensor:
-    """The matrices with all singular values brought near 1, by Newton-Schulz; in bf16 on a GPU."""
+    """Return the matrices with all singular values near 1, by Newton-Schulz; in bf16 on a GPU."""
     rows, columns = matrices_MRC.shape[1:]
     if rows > columns:  # the products below are as large as the number of rows
         found_MRC = orthogonalised(matrices_MRC.mT).mT
@@ -158,7 +158,7 @@ def orthogonalised(matrices_MRC: Tensor) -> Tensor:
 
 
 def step_scale(shape: tuple[int, int], scale: MuonScale) -> float:
-    """What the orthogonal step of a matrix is multiplied by, beside the learning rate."""
+    """Return the factor of a matrix's orthogonal step, in addition to the learning rate."""
     rows, columns = shape
     if scale == "original":  # Jordan's: tall matrices get a longer step
         return math.sqrt(max(1.0, rows / columns))
@@ -170,11 +170,11 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 def _stacked(tensors: list[Tensor], shape: tuple[int, int]) -> Tensor:
-    """All matrices of this shape that stand in the tensors, whole [M, R, C]."""
+    """Return all whole matrices of this shape in the tensors [M, R, C]."""
     return torch.cat([whole(each).reshape(-1, *shape) for each in tensors])
 
 
 def _unstacked(matrices_MRC: Tensor, parameters: list[Tensor], parts: list[int]) -> list[Tensor]:
-    """For each parameter, what this process holds of the matrices that it stacks."""
+    """Return, for each parameter, this process's rows of the matrices that are stacked in it."""
     pieces = torch.split(matrices_MRC, parts)
     return [own_rows(piece.view(each.shape), each) for piece, each in zip(pieces, parameters, strict=True)]

@@ -1,4 +1,4 @@
-"""Optimisers: the table of them, which parameters decay, and the learning rate of each over the run.
+"""Optimisers: their table, the parameters that decay, and the learning rate of each over the run.
 
 Schedules are pure functions of a run's progress, from 0 at the first update to 1.
 """
@@ -18,15 +18,15 @@ from bertsmith.training.lamb import build_lamb
 from bertsmith.training.muon import AdamWSettings, Muon
 
 ENDLESS = 1e30
-"""A step number that no power of a beta survives and that one more step does not change in fp32."""
+"""A step number so large that any power of a beta is 0 and that adding 1 does not change it in fp32."""
 Order = Literal["as defined", "matrices first"]
-"""In which order parameters stand in the optimiser: the gradient norm's last bits depend on it."""
+"""Order of the parameters in the optimiser; the gradient norm's last bits depend on it."""
 SLANTED_RATIO = 32
-"""How much smaller the lowest learning rate is than the peak (Howard & Ruder 2018, 3.2)."""
+"""Ratio of the peak to the lowest learning rate (Howard & Ruder 2018, 3.2)."""
 
 
 def build_adamw(groups: Iterable[dict[str, Any]], optim: OptimSection) -> torch.optim.AdamW:
-    """Adam with decoupled weight decay over these groups."""
+    """Build Adam with decoupled weight decay for these groups."""
     betas = optim.beta1, optim.beta2
     optimizer = torch.optim.AdamW(groups, lr=optim.peak_lr, betas=betas, eps=optim.eps, fused=True)
     if not optim.bias_correction:
@@ -35,7 +35,7 @@ def build_adamw(groups: Iterable[dict[str, Any]], optim: OptimSection) -> torch.
 
 
 def hold_bias_corrections_at_one(optimizer: torch.optim.AdamW) -> None:
-    """Begin at a step so large that 1 - beta**step is 1 and stays it: BERT's Adam has no corrections."""
+    """Set a step number so large that 1 - beta**step stays 1: BERT's Adam omits bias corrections."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             optimizer.state[parameter] = {
@@ -46,7 +46,7 @@ def hold_bias_corrections_at_one(optimizer: torch.optim.AdamW) -> None:
 
 
 def build_muon(groups: Iterable[dict[str, Any]], optim: OptimSection) -> Muon:
-    """Muon over the groups of hidden matrices, Adam with decoupled weight decay over the others."""
+    """Build Muon for the groups of hidden matrices, and Adam with decoupled weight decay for the others."""
     first = 0.0 if optim.bias_correction else ENDLESS
     return Muon(
         groups,
@@ -58,23 +58,23 @@ def build_muon(groups: Iterable[dict[str, Any]], optim: OptimSection) -> Muon:
 
 
 class OptimizerSpec(NamedTuple):
-    """What the rest of the house must know of an optimiser."""
+    """Properties of an optimiser that the rest of the package depends on."""
 
     build: Callable[[list[dict[str, Any]], OptimSection], torch.optim.Optimizer]
-    """From groups of parameters and the recipe's settings."""
+    """Function that builds it from groups of parameters and the recipe's settings."""
     moments: int
-    """Numbers that it keeps for each parameter, in fp32, at most."""
+    """Maximum number of fp32 values that it keeps for each weight."""
     by_matrix: Literal["none", "all", "hidden"]
-    """Which matrices it looks at as a whole: a group's `parts` then says how many its parameters stack."""
+    """Matrices that it updates as a whole; a group's `parts` is then how many are stacked in a parameter."""
     recordable: bool
-    """Whether its step can be recorded in a CUDA graph: nothing in it is read back from the GPU."""
+    """True if its step can be recorded in a CUDA graph: it reads nothing back from the GPU."""
     corrects_bias: bool
-    """Whether it follows optim.bias_correction."""
+    """True if it uses optim.bias_correction."""
 
 
 OPTIMIZERS: dict[Algorithm, OptimizerSpec] = {
     "adamw": OptimizerSpec(build_adamw, moments=2, by_matrix="none", recordable=True, corrects_bias=True),
-    # Its step counters lie on the CPU, where a recorded step would not see them move.
+    # Its step counters are on the CPU, and a recorded step would not see them change.
     "lamb": OptimizerSpec(build_lamb, moments=2, by_matrix="all", recordable=False, corrects_bias=True),
     "muon": OptimizerSpec(build_muon, moments=2, by_matrix="hidden", recordable=True, corrects_bias=True),
 }
@@ -84,17 +84,16 @@ OPTIMIZERS: dict[Algorithm, OptimizerSpec] = {
 def build_optimizer(
     module: nn.Module, optim: OptimSection, *, order: Order = "as defined"
 ) -> torch.optim.Optimizer:
-    """The recipe's optimiser over what a module trains; shard and move the module first.
+    """Build the recipe's optimiser for the trained parameters of a module; shard and move the module first.
 
-    Parameters that are not frozen are grouped by learning rate, weight decay and, where the optimiser looks
-    at whole matrices, by how many are stacked in one. A group's `lr_factor` is what the schedule's learning
-    rate is multiplied by.
+    Parameters are grouped by learning rate, weight decay and, if the optimiser updates whole matrices, by
+    how many are stacked in one. The schedule's learning rate is multiplied by a group's `lr_factor`.
     """
     spec, hidden = OPTIMIZERS[optim.algorithm], dict[nn.Parameter, Stack]()
     for encoder in encoders_in(module):
         hidden |= encoder.matrices()
     factors = dict(_lr_factors(module, optim))
-    named = [each for each in module.named_parameters() if each[1].requires_grad]  # a shared one comes once
+    named = [each for each in module.named_parameters() if each[1].requires_grad]  # shared ones only once
     if spec.by_matrix == "hidden" and not any(parameter in hidden for _, parameter in named):
         what = f"{optim.algorithm} is for the matrices of the layers, and none of them is trained"
         raise UserError(what, where="optim.algorithm", remedy="set it to adamw")
@@ -116,7 +115,7 @@ def build_optimizer(
             "weight_decay": key[2],
         }
         | ({} if spec.by_matrix == "none" else {"parts": key[0]})
-        # By parts, those with none last: the gradient norm's last bits depend on this order, too.
+        # By parts, with 0 last: the gradient norm's last bits depend on this order, too.
         for key in sorted(by_settings, key=lambda key: key[0] or math.inf)
     ]
     return spec.build(groups, optim)
@@ -132,7 +131,7 @@ def _parts(parameter: nn.Parameter, hidden: Mapping[nn.Parameter, Stack], spec: 
 
 
 def _lr_factors(module: nn.Module, optim: OptimSection) -> Iterator[tuple[nn.Parameter, float]]:
-    """The factor of each encoder parameter: 1 for the last layer and the pooler, less for those below."""
+    """Yield each encoder parameter's factor: 1 for the last layer and the pooler, less for lower ones."""
     for part in module.modules():
         if isinstance(part, Encoder):
             if optim.layer_decay != 1 and part.shares_layers:
@@ -152,7 +151,7 @@ def _lr_factors(module: nn.Module, optim: OptimSection) -> Iterator[tuple[nn.Par
 
 
 def optimizer_text(optim: OptimSection) -> str:
-    """What trains the weights, at which rates and on which schedule, in words."""
+    """Describe the optimiser, its learning rates and its schedule in words."""
     correction = f" {'with' if optim.bias_correction else 'without'} bias correction"
     text = optim.algorithm + (correction if OPTIMIZERS[optim.algorithm].corrects_bias else "")
     if optim.algorithm == "muon":
@@ -175,7 +174,7 @@ def optimizer_text(optim: OptimSection) -> str:
 
 
 def learning_rate(progress: float, optim: OptimSection) -> float:
-    """The learning rate at this fraction of the run: a rising line through the warm-up, then the decay."""
+    """Return the learning rate at this fraction of the run: linear warm-up, then the decay."""
     height = _height(progress, optim)
     if optim.schedule == "slanted":
         height = (1 + height * (SLANTED_RATIO - 1)) / SLANTED_RATIO
@@ -183,7 +182,7 @@ def learning_rate(progress: float, optim: OptimSection) -> float:
 
 
 def pretraining_rate(progress: float, optim: OptimSection) -> float:
-    """The same learning rate, in the order of operations that runs of pre-training have always had."""
+    """Return `learning_rate`, computed in the order of operations that pre-training has always used."""
     if progress < optim.warmup_fraction and optim.schedule != "slanted":
         # The product comes first: a quotient first differs in the last bit, and a resumed run would show it.
         return optim.peak_lr * progress / optim.warmup_fraction
@@ -191,13 +190,13 @@ def pretraining_rate(progress: float, optim: OptimSection) -> float:
 
 
 def without_short_warmup(optim: OptimSection, *, steps: int) -> OptimSection:
-    """The settings for a run of so many steps: a warm-up below one step would only make the first idle."""
+    """Return the settings without a warm-up below one step, which would give the first step the rate 0."""
     useful = steps > 1 and optim.warmup_fraction * steps >= 1
     return optim if useful else optim.model_copy(update={"warmup_fraction": 0.0})
 
 
 def _height(progress: float, optim: OptimSection) -> float:
-    """The rate as a fraction of the peak."""
+    """Return the learning rate as a fraction of the peak."""
     if progress < optim.warmup_fraction:
         return progress / optim.warmup_fraction
     if optim.schedule == "constant":
@@ -205,7 +204,7 @@ def _height(progress: float, optim: OptimSection) -> float:
     if optim.schedule == "wsd":
         return min(1.0, (1 - progress) / (1 - optim.decay_from))
     if optim.schedule == "google" or progress >= 1:
-        # optimization.py counts the decay from step 0, so the rate jumps down where the warm-up ends.
+        # optimization.py counts the decay from step 0, so the rate jumps down at the end of the warm-up.
         return 1 - progress
     linear = (1 - progress) / (1 - optim.warmup_fraction)
     return (1 - math.cos(math.pi * linear)) / 2 if optim.schedule == "cosine" else linear

@@ -1,4 +1,4 @@
-"""The folder of a run: its places, how far a run in it is, the lock that keeps others out, and the card."""
+"""The folder of a run: its files, the state of the run in it, its lock, and the model card."""
 
 import json
 import os
@@ -17,64 +17,64 @@ from bertsmith.training.distributed import ALONE, World
 
 LOCK = ".lock"
 MANIFEST = "model.sha256"
-"""What the files of the finished model are, as sha256sum writes and checks it."""
+"""File with the checksums of the finished model's files, in the format of sha256sum."""
 FOR_PEOPLE = {".md", ".png", ".jsonl"}
-"""Endings of files in the model that nothing reads again: they may be changed."""
+"""Endings of files in the model that no program reads again: users may change them."""
 PARTIAL = ".partial"
-"""How the names of files end that are being written (core/files.py)."""
+"""Ending of the names of files that are being written (core/files.py)."""
 Block = list[str]
-"""Lines that stand together; a blank line comes before the next block."""
+"""Lines of one block of the card; blocks are separated by a blank line."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The places in a run folder, and the files by which a job tells how far a run in it is."""
+    """The files of a run folder, some of which show whether its run has begun or is finished."""
 
     path: Path
     config_file: str
-    """Holds what the run was asked to do; it is there as soon as the run has begun."""
+    """Name of the file with the run's settings, which exists as soon as the run has begun."""
     result_file: str
-    """The last thing that a run writes."""
+    """Name of the file that a run writes last."""
     early_files: frozenset[str] = frozenset()
-    """What a new run writes before its config: a start that was killed in between left these and no more."""
+    """Names of files that a new run writes before its config; a killed start may leave only these."""
     caches: tuple[str, ...] = ()
-    """Folders that are rebuilt the same where they are gone."""
+    """Names of folders that are rebuilt with the same contents if they are missing."""
 
     @property
     def checkpoints(self) -> Path:
-        """Resumable states."""
+        """Return the folder of resumable states."""
         return self.path / "checkpoints"
 
     @property
     def model(self) -> Path:
-        """The finished model folder."""
+        """Return the folder of the finished model."""
         return self.path / "model"
 
     @property
     def config(self) -> Path:
-        """What the run was asked to do."""
+        """Return the file with the run's settings."""
         return self.path / self.config_file
 
     @property
     def begun(self) -> bool:
-        """Whether there is a run in it."""
+        """True if a run has begun in this folder."""
         return self.config.is_file()
 
     @property
     def finished(self) -> bool:
-        """Whether that run is finished."""
+        """True if the run in this folder is finished."""
         return (self.path / self.result_file).is_file()
 
     def write_manifest(self) -> None:
-        """Write down what the files of the finished model are."""
+        """Write the checksums of the finished model's files."""
         files = (each for each in sorted(self.model.rglob("*")) if each.is_file())
         kept = (each for each in files if each.suffix not in FOR_PEOPLE)
         lines = (f"{sha256_of(each)}  {each.relative_to(self.path).as_posix()}\n" for each in kept)
         write_text(self.path / MANIFEST, "".join(lines))
 
     def damage(self) -> str:
-        """The first file of the finished model that is not as the run wrote it, or nothing."""
-        manifest = self.path / MANIFEST  # runs of earlier versions have none
+        """Return the first file of the finished model that is missing or was changed, or ""."""
+        manifest = self.path / MANIFEST  # missing in runs of earlier versions
         text = manifest.read_bytes().decode(errors="replace") if manifest.is_file() else ""
         for digest, name in re.findall(r"([0-9a-f]{64})  ([^\0\n]+)", text):
             if not (self.path / name).is_file() or sha256_of(self.path / name) != digest:
@@ -82,9 +82,9 @@ class RunFolder:
         return ""
 
     def put_damaged_model_aside(self) -> str:
-        """Let a finished run end again from its last state if its model is damaged; says so, or nothing.
+        """If a finished run's model is damaged, let the run write it again from its last state.
 
-        The damaged model is kept. Raises where no state is whole.
+        Keep the damaged model. Return a message, or "" for a sound model; raise without a sound state.
         """
         if not self.finished or not (name := self.damage()):
             return ""
@@ -101,12 +101,12 @@ class RunFolder:
         return f"{self.path / name}: {what}; {said}"
 
     def ended_whole(self, world: World) -> bool:
-        """Whether the run is finished and its model sound; all processes call it and hear the same."""
+        """True, in every process, if the run is finished and its model sound; all must call it."""
         sound = world.on_main(lambda: self.finished and not self.damage())
         return world.broadcast(float(bool(sound))) > 0
 
     def check_no_unknown_files(self) -> None:
-        """Raise if there is no run and something that a killed start of one could not have left."""
+        """Raise if the folder has no run, but files that a killed start of a run cannot have left."""
         if self.begun or not self.path.exists():
             return
         known = {LOCK, *self.early_files, *self.caches}
@@ -118,13 +118,13 @@ class RunFolder:
         raise UserError("holds files but no run", where=str(self.path), remedy=remedy)
 
     def remove_partial_files(self) -> None:
-        """Remove what a process left that was killed while it wrote."""
+        """Remove half-written files and folders of killed processes."""
         for leftover in self.path.glob(f".*{PARTIAL}"):
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
 
     @contextmanager
     def locked(self, world: World = ALONE) -> Iterator[None]:
-        """While it is open, no other process can run here; a run that does not begin leaves nothing."""
+        """Lock the folder against other processes; if no run begins inside, remove the files made here."""
         missing = [each for each in (self.path, *self.path.parents) if not each.exists()]
         handle = world.on_main(lambda: _lock(self.path))
         try:
@@ -158,7 +158,7 @@ def _lock(folder: Path) -> int:
 def card_text(
     title: str, introduction: str, blocks: Sequence[Block], *, caveat: str, header: Mapping[str, Any]
 ) -> str:
-    """A whole card: what hubs read, its title and introduction, facts and results, what to beware of."""
+    """Return a card: header for model hubs, title, introduction, blocks of facts and results, caveat."""
     # JSON is YAML too, and quotes what needs it.
     front = [
         "---",
@@ -170,17 +170,17 @@ def card_text(
 
 
 def usage_block(code: str) -> Block:
-    """How the model is asked, from Python."""
+    """Return Python code that uses the model, as a block."""
     return [*_heading("Usage"), "", "```python", *code.splitlines(), "```"]
 
 
 def facts_block(facts: Iterable[str], *, heading: str = "") -> Block:
-    """Facts as a list."""
+    """Return facts as a list."""
     return [*_heading(heading), *(f"- {fact}" for fact in facts)]
 
 
 def table_block(columns: Sequence[str], rows: Iterable[Sequence[str]], *, heading: str = "") -> Block:
-    """Results as a table."""
+    """Return results as a table."""
     header, *body = (f"| {' | '.join(cells)} |" for cells in (columns, *rows))
     return [*_heading(heading), header, "|---" * len(columns) + "|", *body]
 

@@ -1,4 +1,4 @@
-"""Soft targets: how far predictions are from a teacher's (Hinton et al. 2015).
+"""Soft targets: the divergence of predictions from a teacher's (Hinton et al. 2015).
 
 Shapes: R rows, V classes or words.
 """
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def soft_losses(ours_RV: Tensor, theirs_RV: Tensor, temperature: float) -> Tensor:
-    """The divergence of each row's predictions from the teacher's [R], at a temperature, times its square.
+    """Return each row's divergence from the teacher [R] at a temperature, times the temperature squared.
 
-    The square keeps gradients as large as those of hard targets, whatever the temperature.
+    The square keeps gradients as large as those of hard targets at any temperature.
     """
     ours_RV = (ours_RV.float() / temperature).log_softmax(-1)
     theirs_RV = (theirs_RV.float() / temperature).log_softmax(-1)
@@ -17,5 +17,5 @@ def soft_losses(ours_RV: Tensor, theirs_RV: Tensor, temperature: float) -> Tenso
 
 
 def divergence(theirs: Tensor, ours: Tensor) -> Tensor:
-    """The Kullback-Leibler divergence of log-probabilities from the teacher's, over the last dimension."""
+    """Return the Kullback-Leibler divergence of log-probabilities from the teacher's, over the last axis."""
     return (theirs.exp() * (theirs - ours)).sum(-1)

@@ -1,7 +1,7 @@
-"""One optimisation step, and the steps of a run one after the other: what every training job stands on.
+"""The trainer: one optimisation step, and the loop over the steps of a run, for every training job.
 
-A job gives three things: a module whose `forward(micro_batch, loss_scales)` returns a loss and sums to
-report, a function that says what the next step learns from, and what is due after a step.
+A job provides a module whose `forward(micro_batch, loss_scales)` returns a loss and sums to report, a
+function that returns the input of the next step, and one that returns what is due after a step.
 """
 
 import math
@@ -35,28 +35,28 @@ from bertsmith.training.weight_average import WeightAverage
 
 NORMS_REMEMBERED = 128
 NORMS_NEEDED = 32
-"""A median of fewer gradient norms than this says nothing yet, so no step is called a spike."""
+"""Minimum number of gradient norms for a meaningful median; with fewer, no step counts as a spike."""
 CLIP_EPSILON = 1e-6
-"""Added to the norm as torch's own clipping does."""
+"""Added to the norm, as in torch's own clipping."""
 Precision = Literal["fp32", "bf16", "fp16"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-"""Of the products of a run."""
+"""Dtype of a run's matrix products, by its precision."""
 Skip = Literal["", "not a number", "spike", "taken back", "overflow"]
-"""Why a gradient was not used, or nothing; taken back: the step was launched before a rollback; overflow: the
-loss scale was too large for fp16 and is smaller now."""
+"""Reason why a gradient was not used, or "". taken back: the step was launched before a rollback; overflow:
+the loss scale was too large for fp16 and is smaller now."""
 MIN_LOSS_SCALE = 1.0
-"""A gradient that overflows with this one is not a number by itself."""
+"""With this loss scale, an overflow means that the gradient itself is not a number."""
 
 
 @contextmanager
 def same_bits(wanted: bool) -> Iterator[None]:
-    """Inside, the same work gives the same bits on the same machine, if that is wanted."""
+    """Inside, make the same work give the same bits on the same machine, if `wanted`."""
     before = torch.are_deterministic_algorithms_enabled(), new_memory_is_filled(), onednn_is_enabled()
     if wanted:
         # cuBLAS reads this once, when it is first used; both published values are deterministic.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Filling memory is a guard that costs a pass over every tensor. oneDNN: a CPU without bf16 instructions
-    # makes torch give it up for the rest of the process, and the other products round differently.
+    # Filling memory, a guard, would cost a pass over every tensor. oneDNN: on a CPU without bf16 instructions
+    # torch disables it for the rest of the process, and the other products round differently.
     _set(wanted, False, True if wanted else before[2])
     try:
         yield
@@ -74,35 +74,35 @@ class Micro(Protocol):
     """A micro-batch: anything that can be moved to a device."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Any:
-        """The same on another device."""
+        """Return the micro-batch on another device."""
         ...
 
 
-# ---- where a run is
+# ---- the progress of a run
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run is: with the weights and the recipe, all that is needed to resume it.
+    """Progress of a run: with the weights and the recipe, all that is needed to resume it.
 
-    Its fields are keys of state.json in saved checkpoints: a new one needs a default, none may be renamed.
+    Its fields are keys of state.json in checkpoints: a new one needs a default, and renaming is not allowed.
     """
 
     step: int = 0
     stage: int = 0
-    """Of data that come in stages: which one, and how many steps were taken in it."""
+    """Index of the current stage, for data that come in stages; `stage_step` counts the steps in it."""
     stage_step: int = 0
     tokens: int = 0
-    """Shown so far, over all ranks."""
+    """Tokens trained on so far, over all ranks."""
     seconds: float = 0.0
     first_step_seconds: float = 0.0
-    """What the first step took, compiling included."""
+    """Seconds until the first step was done, compiling included."""
     skipped: int = 0
     """Steps whose gradient was not used."""
     skipped_in_a_row: int = 0
 
     def after(self, *, tokens: int, seconds: float) -> "Progress":
-        """The progress after one more step, before it is known whether its gradient was used."""
+        """Return the progress after one more step, before it is known whether its gradient was used."""
         return replace(
             self,
             step=self.step + 1,
@@ -113,8 +113,8 @@ class Progress:
         )
 
     def with_outcome(self, before: "Progress", skipped: Skip) -> "Progress":
-        """The same progress, knowing what became of its step and of those before it."""
-        # That a step was taken back, or that a loss scale was too large, is no sign of anything.
+        """Return the progress with the skipped steps counted, given the progress before and this outcome."""
+        # A step that was taken back, or a loss scale that was too large, does not count as a broken gradient.
         rows = {"": 0, "taken back": before.skipped_in_a_row, "overflow": before.skipped_in_a_row}
         row = rows.get(skipped, before.skipped_in_a_row + 1)
         return replace(self, skipped=before.skipped + bool(skipped), skipped_in_a_row=row)
@@ -128,28 +128,28 @@ class Clock:
     started: float = field(default_factory=time.monotonic)
 
     def __call__(self) -> float:
-        """Seconds up to now."""
+        """Return the seconds up to now."""
         return self.before + time.monotonic() - self.started
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done when a step is over, for which the weights must be at rest."""
+    """Actions due after a step, during which the weights must not change."""
 
     evaluation: bool = False
     saving: bool = False
     stopping: bool = False
-    """Comes with saving."""
+    """Stop the run; always together with saving."""
 
     @property
     def anything(self) -> bool:
-        """Whether the next step must wait."""
+        """True if anything is due, so that the next step must wait."""
         return self.evaluation or self.saving or self.stopping
 
 
 @dataclass
 class Cadence:
-    """Decides what is due after each step; asked once a step, by all ranks, and all get the same answer."""
+    """Decides what is due after each step; every rank must ask once per step, and all get the same answer."""
 
     stop: StopRequested
     world: World
@@ -157,16 +157,16 @@ class Cadence:
     at_the_end: Due = Due()
     evaluates: Callable[[Progress], bool] = lambda _: False
     saves: Callable[[Progress], bool] = lambda _: False
-    """Where a state is saved whatever the clock says."""
+    """Returns True for a step after which a state is saved regardless of the clock."""
     save_every_seconds: float = math.inf
     saved_seconds: float = 0.0
-    """The run's seconds when it was last saved; the job sets it."""
+    """Seconds of the run at its last saving; set by the job."""
 
     def due_after(self, progress: Progress) -> Due:
-        """What is due after the step that led here."""
+        """Return what is due after the step that led to this progress."""
         if self.ends(progress):
             return self.at_the_end
-        # Read once: a signal may come at any moment, and whoever stops must have saved.
+        # Read once: a signal may arrive at any moment, and a run must save before it stops.
         stopping = self.stop.anywhere(self.world)
         late = progress.seconds - self.saved_seconds >= self.save_every_seconds
         late = self.world.broadcast(float(late)) > 0  # the main process's clock decides for all
@@ -181,40 +181,40 @@ START, NOTHING_DUE = Progress(), Due()
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """What one step learns from, and at which rate."""
+    """Input of one step: its micro-batches and its learning rate."""
 
     micros: Sequence[Micro]
     """This rank's micro-batches."""
     counts: tuple[float, ...]
-    """What the loss sums are divided by, over all ranks; one for each loss, 0 where it predicts nothing."""
+    """Divisors of the loss sums over all ranks, one for each loss; 0 if it predicts nothing."""
     learning_rate: float
     progress: Progress = Progress()
-    """Where the run is when the step begins."""
+    """Progress of the run when the step begins."""
     tokens: int = 0
-    """Over all ranks."""
+    """Tokens of the step, over all ranks."""
     batches: Any = None
-    """The job's own record of the step, handed through to its report."""
+    """The job's own record of the step, passed on to its report."""
     waited_seconds: float = 0.0
-    """How long the trainer waited for the batch."""
+    """Seconds that the trainer waited for the batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep:
-    """A step that was launched; on a GPU its numbers may not be there yet."""
+    """A step that was launched; on a GPU its numbers may not be ready yet."""
 
     step: StepInput
     numbers: Tensor
-    """The gradient norm and the objective's sums, on the CPU once `arrival` has come."""
+    """The gradient norm and the objective's sums, on the CPU once `arrival` has happened."""
     arrival: torch.cuda.Event | None
     skipped: Skip | None
-    """Why the update was skipped, or nothing; None where the GPU itself decided."""
+    """Reason why the update was skipped, or ""; None if the GPU decided."""
     rollbacks: int
-    """How often the run had been rolled back when the step was launched."""
+    """Number of rollbacks of the run when the step was launched."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What one step came to."""
+    """Results of one step."""
 
     step: StepInput
     sums: Tensor
@@ -222,7 +222,7 @@ class StepReport:
     gradient_norm: float
     skipped: Skip
     progress: Progress
-    """Where the step led."""
+    """Progress after the step."""
     due: Due
 
 
@@ -233,10 +233,10 @@ class GradientGuard:
     spike_factor: float | Literal["off"]
     norms: deque[float] = field(default_factory=lambda: deque(maxlen=NORMS_REMEMBERED))
     rollbacks: int = 0
-    """How often older weights were loaded again: a step launched before says nothing about these."""
+    """Number of times that older weights were restored; steps launched before that are discarded."""
 
     def check(self, norm: float) -> Skip:
-        """Why a gradient of this norm must not be used, or nothing; norms that pass are remembered."""
+        """Return the reason not to use a gradient of this norm, or ""; remember norms that pass."""
         if not math.isfinite(norm):
             return "not a number"
         if self.spike_factor != "off" and len(self.norms) >= NORMS_NEEDED:
@@ -249,7 +249,7 @@ class GradientGuard:
 
 @dataclass(frozen=True, slots=True)
 class Trainer:
-    """The wrapped objective with its optimiser, and how a step is taken with them."""
+    """The wrapped objective with its optimiser, and the settings of a step."""
 
     objective: nn.Module
     optimizer: torch.optim.Optimizer
@@ -258,27 +258,27 @@ class Trainer:
     clip_norm: float | Literal["off"] = "off"
     guard: GradientGuard = field(default_factory=lambda: GradientGuard("off"))
     graphs: StepGraphs | None = None
-    """Where steps of one micro-batch are recorded and replayed; needs `runs_ahead`."""
+    """Recorded steps of one micro-batch, for replay; used only if `runs_ahead`."""
     seed: int = 0
-    """With the step and the rank it decides all dropout."""
+    """Seed of dropout, together with the step and the rank."""
     scaler: torch.amp.GradScaler | None = None
-    """What keeps small gradients of fp16 from rounding to nothing (`loss_scaler`)."""
+    """Loss scaler, which keeps small fp16 gradients from rounding to 0 (`loss_scaler`)."""
     average: WeightAverage | None = None
-    """What averages the last weights of the run, where the job asks for it."""
+    """Average of the run's last weights, if the job uses one."""
 
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
+        """Return the trained parameters."""
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     @property
     def fused(self) -> bool:
-        """Whether the optimiser's kernel can scale all gradients and skip an update by itself."""
+        """True if the optimiser's kernel can scale all gradients and skip an update."""
         whole = not any(isinstance(parameter, DTensor) for parameter in self.parameters())
         return whole and all(group.get("fused") for group in self.optimizer.param_groups)
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the GPU can skip a bad update by itself, so that Python need not wait for the norm."""
+        """True if the GPU can skip a bad update by itself, so that Python need not wait for the norm."""
         # With a loss scale, Python waits: the next step's scale depends on whether this one overflowed.
         alone = self.guard.spike_factor == "off" and self.scaler is None
         return self.world.device.type == "cuda" and self.fused and alone
@@ -292,11 +292,11 @@ def training_steps(
     clock: Callable[[], float] = lambda: 0.0,
     due_after: Callable[[Progress], Due] = lambda _: Due(),
 ) -> Iterator[StepReport]:
-    """Take steps until `next_step` has none; logs, evaluation and saving are the caller's.
+    """Take steps until `next_step` returns None; the caller logs, evaluates and saves.
 
-    Where the trainer runs ahead, a step's report comes once the next step is launched, so that the GPU always
-    has work queued and never waits for Python. Where something is due after a step, its report comes before
-    the next one is launched: the weights that are evaluated or saved are those of that step.
+    If the trainer runs ahead, a step is reported once the next one is launched, so that the GPU always has
+    work queued and never waits for Python. If something is due after a step, it is reported before the next
+    one is launched: the weights that are evaluated or saved are those of that step.
     """
     pending: deque[tuple[PendingStep, Progress, Due]] = deque()
     reported = progress  # whether the gradients of later steps were used is not known yet
@@ -316,7 +316,7 @@ def training_steps(
 
 
 def skip_message(report: StepReport, trainer: Trainer) -> str:
-    """What to say of a step whose gradient was not used."""
+    """Return a message about a step whose gradient was not used."""
     step = report.progress.step
     if report.skipped == "taken back":
         return f"step {step} was taken back with the weights: it had been launched already"
@@ -327,21 +327,21 @@ def skip_message(report: StepReport, trainer: Trainer) -> str:
 
 
 def take_step(trainer: Trainer, step: StepInput) -> StepReport:
-    """Learn from one step's micro-batches and wait for what it came to."""
+    """Learn from one step's micro-batches, wait for the results and return them."""
     return finish_step(trainer, launch_step(trainer, step))
 
 
 def launch_step(trainer: Trainer, step: StepInput) -> PendingStep:
-    """Begin to learn from a step's micro-batches; waits for nothing where the trainer runs ahead."""
+    """Begin to learn from a step's micro-batches; do not wait for the GPU if the trainer runs ahead."""
     for group in trainer.optimizer.param_groups:
         rate = step.learning_rate * group.get("lr_factor", 1.0)
-        if isinstance(group["lr"], Tensor):  # a recorded step reads it where it lies
+        if isinstance(group["lr"], Tensor):  # a recorded step reads it at this address
             group["lr"].fill_(rate)
         else:
             group["lr"] = rate
-    # Seeded anew for each step, so that a resumed run drops what the uninterrupted one dropped.
+    # Seeded for each step, so that a resumed run has the same dropout as an uninterrupted one.
     seed = key_of(trainer.seed, "dropout", step.progress.step, trainer.world.rank)
-    # Without a GPU torch.manual_seed writes down the whole stack of calls, once for every maker of them.
+    # Without a GPU torch.manual_seed records the whole call stack, once for every kind of device.
     seeded = torch.default_generator if trainer.world.device.type == "cpu" else torch
     seeded.manual_seed(seed)
     rollbacks = trainer.guard.rollbacks
@@ -366,12 +366,12 @@ def finish_step(
     *,
     before: Progress = START,
 ) -> StepReport:
-    """What a launched step came to; waits for it, but not for what was launched after it."""
+    """Wait for a launched step and return its results; do not wait for later steps."""
     if pending.arrival is not None:
         pending.arrival.synchronize()
     norm, guard = float(pending.numbers[0]), trainer.guard
     if pending.rollbacks != guard.rollbacks:
-        skipped: Skip = "taken back"  # it was computed from weights that are no more
+        skipped: Skip = "taken back"  # it was computed from weights that were replaced
     else:
         skipped = guard.check(norm) if pending.skipped is None else pending.skipped
     after = progress.with_outcome(before, skipped)
@@ -379,11 +379,11 @@ def finish_step(
 
 
 def _learn_ahead(trainer: Trainer, step: StepInput) -> Tensor:
-    """The step's numbers, after an update that the GPU itself left out where the gradient is none."""
+    """Take a step whose update the GPU skips by itself if the gradient is not finite; return its numbers."""
 
     def learn(micros: Sequence[Micro], loss_scales: Tensor) -> Tensor:
         numbers = _gradients(trainer, micros, loss_scales)
-        # What a gradient scaler would set: the fused update is left out on the GPU where this is 1.
+        # As a gradient scaler would set it: the fused update is skipped on the GPU if this is 1.
         trainer.optimizer.found_inf = (~numbers[0].isfinite()).float()  # type: ignore[attr-defined]
         trainer.optimizer.step()
         return numbers
@@ -391,21 +391,21 @@ def _learn_ahead(trainer: Trainer, step: StepInput) -> Tensor:
     loss_scales = _loss_scales(trainer, step)
     if trainer.graphs is None or len(step.micros) > 1:
         return learn(step.micros, loss_scales)
-    micro = cast("RecordedMicro", step.micros[0])  # who gives a trainer graphs gives it such micro-batches
+    micro = cast("RecordedMicro", step.micros[0])  # jobs that set `graphs` have such micro-batches
     return trainer.graphs.take(
         micro, loss_scales, learn=lambda micro, loss_scales: learn([micro], loss_scales)
     )
 
 
 def _loss_scales(trainer: Trainer, step: StepInput) -> Tensor:
-    """What each loss is multiplied by."""
+    """Return the factor of each loss."""
     # Gradients are averaged over the ranks, while the loss is a sum over all of them.
     size = trainer.world.size
     return torch.tensor([size / count if count else 0.0 for count in step.counts])
 
 
 def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -> Tensor:
-    """Give every parameter its gradient, to be clipped; its norm before that, and the objective's sums."""
+    """Compute all gradients and their clipping; return their norm before it and the objective's sums."""
     world, optimizer = trainer.world, trainer.optimizer
     optimizer.zero_grad(set_to_none=True)
     loss_scales = loss_scales.to(world.device, non_blocking=True)
@@ -423,7 +423,7 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
         trainer.scaler.unscale_(optimizer)  # in place, so that norm and clipping see true gradients
     norm = gradient_norm(trainer.parameters())
     if trainer.clip_norm != "off" and trainer.fused:
-        # What a gradient scaler would set: the fused update divides by it, which spares a pass of its own.
+        # As a gradient scaler would set it: the fused update divides by it, which saves a separate pass.
         divisor = ((norm + CLIP_EPSILON) / trainer.clip_norm).clamp(min=1.0)
         optimizer.grad_scale = divisor.float()  # type: ignore[attr-defined]
     elif trainer.clip_norm != "off":
@@ -435,10 +435,10 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
 def choose_precision(
     requested: Precision | Literal["auto"], device: torch.device, *, sharded: bool = False
 ) -> Precision:
-    """The precision of a run; auto is bf16 on a GPU that has it, fp16 on an older one, fp32 on a CPU."""
+    """Return the precision of a run; auto: bf16 on a GPU that has it, fp16 on an older one, fp32 on a CPU."""
     precision, on_gpu = requested, device.type == "cuda"
     if precision == "auto" and on_gpu:
-        # An older GPU imitates bf16: slower than fp16, and right where fp16 cannot be had.
+        # An older GPU emulates bf16: slower than fp16, but the right choice for sharded weights.
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         precision = "bf16" if has_bf16 or sharded else "fp16"
     elif precision == "auto":
@@ -447,17 +447,17 @@ def choose_precision(
         what, remedy = "fp16 is for a GPU", "set it to auto, fp32 or bf16"
         raise UserError(what, where="run.precision", remedy=remedy)
     if precision == "fp16" and sharded:
-        # torch's scaler looks for overflows in what one process holds; under FSDP that is a shard.
+        # torch's scaler looks for overflows in one process only, which under FSDP holds a shard.
         what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
         raise UserError(what, where="run.precision", remedy=remedy)
     return precision
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
-    """bf16 or fp16 products over fp32 weights, or nothing."""
+    """Return a context with bf16 or fp16 products of fp32 weights; it changes nothing for fp32."""
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, DTYPES[precision])
 
 
 def loss_scaler(device: torch.device, precision: Precision) -> torch.amp.GradScaler | None:
-    """What fp16 needs: its smallest number is 6e-8, and gradients are often smaller."""
+    """Return a loss scaler for fp16, else None: gradients are often below fp16's least number, 6e-8."""
     return torch.amp.GradScaler(device.type) if precision == "fp16" else None

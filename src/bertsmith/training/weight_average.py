@@ -1,6 +1,6 @@
 """The average of a run's last weights, often better than the last ones alone (Izmailov et al. 2018).
 
-It lies in the optimiser's state, beside the moments: whoever saves and loads these has it, too.
+It is part of the optimiser's state, like the moments, and so is saved and loaded with them.
 """
 
 from collections.abc import Iterator
@@ -16,23 +16,23 @@ from bertsmith.model.torch_internals import foreach_lerp_
 from bertsmith.training.distributed import held
 
 AVERAGE = "average"
-"""Its key in the optimiser's state of a parameter, and in saved checkpoints."""
+"""Key of the average in a parameter's optimiser state, and in saved checkpoints."""
 
 
 @dataclass
 class WeightAverage:
-    """A running average of what an optimiser trains of a module."""
+    """A running average of a module's trained weights."""
 
     module: nn.Module
     optimizer: torch.optim.Optimizer
     decay: float | Literal["equal"] = "equal"
-    """Of an exponential average; or all weights count the same."""
+    """Decay of an exponential average; "equal" gives all steps the same weight."""
     count: int = 0
-    """How many weights were averaged."""
+    """Number of steps whose weights were averaged."""
 
     @torch.no_grad()
     def add(self) -> None:
-        """Take the present weights into the average; on a GPU, those of the step that was launched last."""
+        """Add the current weights to the average; on a GPU, those of the step that was launched last."""
         self.count += 1
         if self.count == 1:
             for each in self._parameters():
@@ -43,7 +43,7 @@ class WeightAverage:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Inside, the weights are their average, if there is one yet."""
+        """Inside, replace the weights by their average, if there is one yet."""
         self._exchange()
         try:
             yield
@@ -53,7 +53,7 @@ class WeightAverage:
     @torch.no_grad()
     def _exchange(self) -> None:
         if self.count:
-            # After a forward without backward, FSDP keeps whole weights that it would use again as they were.
+            # After a forward without backward, FSDP keeps whole weights and would use the old ones again.
             for part in self.module.modules():
                 if isinstance(part, FSDPModule):
                     part.reshard()
