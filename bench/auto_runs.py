@@ -45,7 +45,7 @@ def main() -> None:
         return
     options.out.mkdir(parents=True, exist_ok=True)
     lines = options.out / "runs.jsonl"
-    done = {row["name"] for row in rows_of(lines)} if lines.exists() else set()
+    done = {row["name"] for row in rows_of(lines) if "error" not in row} if lines.exists() else set()
     for way in options.ways:
         name = f"{options.store.name}-{options.minutes:g}-{way.replace('/', '_')}-{options.seed}"
         if name not in done:

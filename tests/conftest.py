@@ -22,7 +22,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--jitter",
         nargs="?",
-        const=random.randrange(10**6),
+        const=random.randrange(1, 10**6),
+        type=int,
         help="let clocks jump and hold up threads and processes at random; --jitter=SEED repeats a run",
     )
 
@@ -59,7 +60,7 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-def begin_jitter(seed: str) -> None:
+def begin_jitter(seed: int) -> None:
     """Let the clocks jump, from now on and in all processes that are started."""
     folder = str(Path(__file__).parent / "jitter")
     os.environ["BERTSMITH_TESTS_JITTER"] = f"{seed} {time.monotonic()}"
@@ -72,8 +73,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before those of other marks are left out
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    # To look at every test takes seconds: only if marks are asked for.
+    for item in items if config.option.markexpr else []:
         if touches_clocks(item):
             item.add_marker("clocks")
     marked = [item for item in items if item.get_closest_marker("gpu")]

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from bertsmith.core.arrays import open_array
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_path, is_in_use
+from bertsmith.core.files import ABANDONED_SECONDS, atomic_path, is_in_use
 
 Kind = Literal["encodings", "features", "teacher-scores"]
 LIMIT, DEFAULT_LIMIT = "BERTSMITH_CACHE_GB", 20.0
 _DIGEST_BYTES, _CHUNK = hashlib.sha256().digest_size, 1 << 20
-ABANDONED_SECONDS = 60.0
-"""Minimum age of an abandoned file: the writer of a younger one may not have locked it yet."""
 _used: set[Path] = set()
 """Files that this process read or wrote, and may still have mapped into memory."""
 

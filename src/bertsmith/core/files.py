@@ -11,10 +11,12 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import os
 import re
 import secrets
 import shutil
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -24,6 +26,8 @@ from typing import Any, BinaryIO, cast
 
 from bertsmith.core.errors import UserError
 
+ABANDONED_SECONDS = 60.0
+"""Minimum age of an abandoned file or folder: the writer of a younger one may not have locked it yet."""
 _COMPRESSED_STARTS = {
     rb"\x1f\x8b": ".gz",
     rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": ".bz2",  # the three letters alone could begin a text
@@ -69,7 +73,7 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
     """
     with reporting_write_errors(target):
         # Inside an existing target, whose parent may be on another disk (a mount, a link) or read-only.
-        _remove_leftovers(target)
+        _remove_leftovers(target, abandoned=time.time() - ABANDONED_SECONDS)
         parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
     temporary = _partial(target, parent)
     with reporting_write_errors(target, hidden=temporary), made_folder(parent):
@@ -152,16 +156,17 @@ def check_not_taken(folder: Path, *, option: str = "--out") -> None:
             raise UserError("is there already", where=str(folder), remedy=remedy)
 
 
-def _remove_leftovers(target: Path) -> bool:
-    """Remove what killed programs left of a folder; return True if a process is writing it now."""
+def _remove_leftovers(target: Path, *, abandoned: float = math.inf) -> bool:
+    """Remove what killed programs left of a folder before a time; return True if one is writing it now."""
     name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
     found = []
     # The two folders in which `atomic_folder` may have created a temporary one.
     for parent in [each for each in (target, target.parent) if each.is_dir()]:
         for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
-            found.append(is_in_use(path))
-            if found[-1] is False:
-                shutil.rmtree(path, ignore_errors=True)
+            with suppress(FileNotFoundError):  # its writer has just finished
+                found.append(is_in_use(path))
+                if found[-1] is False and path.stat().st_mtime < abandoned:
+                    shutil.rmtree(path, ignore_errors=True)
     return True in found
 
 

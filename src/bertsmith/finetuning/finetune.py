@@ -174,9 +174,8 @@ def finetune_on(
     with folder.locked(world), StopRequested(callback.on_signal) as stop:
         world.on_main(lambda: check_same_examples(folder, hashes))
         lengthens = lengthens_a_run(assignment)
-        if not lengthens and (said := world.on_main(folder.put_damaged_model_aside)):
-            callback.on_message(said)
-        if folder.finished and not lengthens:  # another process ended it just now
+        # Another process may have ended it just now.
+        if not lengthens and folder.ended_whole(world):
             return _finished_before(assignment, world, callback)
         clock = Clock()  # loading and encoding count as time spent
         _report_splits(splits, callback)
@@ -190,6 +189,8 @@ def finetune_on(
         if study.preparation is not None:
             study.preparation(run, state)
         world.barrier()  # all processes have read the files that the main process now changes
+        if not lengthens and (said := world.on_main(folder.put_damaged_model_aside)):
+            callback.on_message(said)
         world.on_main(lambda: _begin(run, state, hashes, lengthens=lengthens))
         # Notes on the start of a run are outdated when it resumes: its head has learned since.
         for note in run.notes if not resumes else lengthening_notes(run, state):

@@ -27,6 +27,8 @@ STEPS = 250
 MIN_PASSES, MAX_PASSES = 3, 20
 LONG_RUN, EVALUATIONS, PATIENCE = 1_000, 10, 3
 """Number of steps above which a run is long, number of its evaluations, and its patience in evaluations."""
+EARLY_STOPPING = {"run.keep", "run.evaluations", "run.patience"}
+"""Settings of early stopping: if the user gives one of them, the others keep their defaults."""
 FEW_ROWS = 500
 """With fewer rows, a step has half as many examples, so that few epochs have more steps."""
 MEASURED_TEXTS, MAX_LONGEST = 2_000, 512
@@ -80,8 +82,9 @@ def suited_recipe(
         passes = min(max(MIN_PASSES, round(STEPS * batch / rows)), MAX_PASSES)
         values |= {"optim.peak_lr": rate, "run.epochs": float(passes)}
         values |= {"run.examples": batch, "head.weights": "solved"}
-        # Patience makes no sense if the user keeps the last weights.
-        if passes * rows > LONG_RUN * batch and splits.evaluation_names and "run.keep" not in asked.origins:
+        epochs = asked.recipe.run.epochs if "run.epochs" in asked.origins else passes
+        left_open = not asked.origins.keys() & EARLY_STOPPING
+        if epochs * rows > LONG_RUN * batch and splits.evaluation_names and left_open:
             values |= {"run.evaluations": EVALUATIONS, "run.patience": PATIENCE}
     if head == "lora":
         values["lora.targets"] = get_args(Target)

@@ -149,9 +149,9 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
 def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:
     folder, on_signal = run_folder(request.out), callback.on_signal if world.main else lambda _: None
     with folder.locked(world), StopRequested(on_signal) as stop:
-        if (said := world.on_main(folder.put_damaged_model_aside)) and world.main:
-            callback.on_message(said)
         run, state = set_up(request, world, callback)
+        if said := world.on_main(folder.put_damaged_model_aside):
+            callback.on_message(said)
         if world.main and run.recipe.run.budget == "minutes":
             seconds = 60 * run.recipe.run.minutes
             callback.on_deadline(max(0.0, seconds - run.clock()), seconds)

@@ -81,29 +81,37 @@ class RunFolder:
                 return str(name)
         return ""
 
-    def put_damaged_model_aside(self) -> str:
-        """If a finished run's model is damaged, let the run write it again from its last state.
+    def ended_whole(self, world: World) -> bool:
+        """True, in every process, if the run is finished and its model sound; all must call it.
 
-        Keep the damaged model. Return a message, or "" for a sound model; raise without a sound state.
+        Raises if the model is damaged and there is no state from which to make it again.
+        """
+
+        def whole() -> bool:
+            if not self.finished or not (name := self.damage()):
+                return self.finished
+            if newest_sound_step(self.checkpoints) is None:
+                remedy = "restore it from a copy, or remove the folder and run again: no saved state is there"
+                raise UserError("is not as the run wrote it", where=str(self.path / name), remedy=remedy)
+            return False
+
+        return world.broadcast(float(bool(world.on_main(whole)))) > 0
+
+    def put_damaged_model_aside(self) -> str:
+        """Rename a finished run's damaged model, and return a message; "" if there is none.
+
+        Call it when everything is read that the new model is made from.
         """
         if not self.finished or not (name := self.damage()):
             return ""
-        what = "is not as the run wrote it"
-        if newest_sound_step(self.checkpoints) is None:
-            remedy = "restore it from a copy, or remove the folder and run again: no saved state is there"
-            raise UserError(what, where=str(self.path / name), remedy=remedy)
         aside = self.path / "model.damaged"
         shutil.rmtree(aside, ignore_errors=True)
         if self.model.exists():
             self.model.rename(aside)
-        (self.path / self.result_file).unlink(missing_ok=True)
+        for file in (self.result_file, MANIFEST):
+            (self.path / file).unlink(missing_ok=True)
         said = f"the model is made again, and the damaged one kept as {aside.name}"
-        return f"{self.path / name}: {what}; {said}"
-
-    def ended_whole(self, world: World) -> bool:
-        """True, in every process, if the run is finished and its model sound; all must call it."""
-        sound = world.on_main(lambda: self.finished and not self.damage())
-        return world.broadcast(float(bool(sound))) > 0
+        return f"{self.path / name}: is not as the run wrote it; {said}"
 
     def check_no_unknown_files(self) -> None:
         """Raise if the folder has no run, but files that a killed start of a run cannot have left."""

@@ -35,7 +35,7 @@ def test_what_show_prints_is_itself_a_recipe_file(tmp_path):
 def test_show_explains_a_file_by_its_path(tmp_path):
     (tmp_path / "mine.toml").write_text('base = "bert-tiny"\n[run]\nseed = 3\n')
     [seed] = [line for line in answer("show", str(tmp_path / "mine.toml")).splitlines() if "seed = " in line]
-    assert f"# {tmp_path / 'mine.toml'}: Everything random" in seed
+    assert f"# {tmp_path / 'mine.toml'}: Seed of every random number" in seed
 
 
 def test_show_for_machines_is_one_object_with_a_key_for_each_value():

@@ -248,6 +248,9 @@ def test_what_a_killed_writer_left_inside_a_folder_is_removed_by_the_next_one(tm
     left = tmp_path / "out" / ".out.01234567.partial"
     left.mkdir(parents=True)
     (left / "half").touch()
+    young = left.with_name(".out.89abcdef.partial")  # its writer may not have marked it yet
+    young.mkdir()
+    os.utime(left, (0, 0))
     with atomic_folder(tmp_path / "out") as fresh:
         (fresh / "whole").touch()
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["whole"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"whole", young.name}

@@ -218,6 +218,18 @@ def test_a_damaged_model_without_any_state_is_named(model, tmp_path):
         tune("sst2", model, tmp_path, "run.epochs=0.1")
 
 
+def test_a_damaged_model_stays_where_it_is_until_it_can_be_made_again(model, tmp_path):
+    settings = (*BEST, "run.keep_state=true")
+    folder = tune("sst2", model, tmp_path, *settings).folder
+    (folder / "model" / "config.json").write_text((folder / "model" / "config.json").read_text() + " ")
+    before = {file: file.read_bytes() for file in folder.rglob("*.json")}
+    (best,) = folder.glob("best-*.safetensors")
+    best.unlink()
+    with pytest.raises(UserError):
+        tune("sst2", model, tmp_path, *settings)
+    assert {file: file.read_bytes() for file in folder.rglob("*.json")} == before
+
+
 def test_what_people_may_change_is_no_damage_and_a_run_of_an_earlier_version_is_taken_as_it_is(
     model, tmp_path
 ):

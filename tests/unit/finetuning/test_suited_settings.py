@@ -48,7 +48,7 @@ def test_a_long_run_ends_by_patience(folder, tmp_path):
     recipe, reason = recipe_for(file, folder)
     assert (recipe.run.evaluations, recipe.run.patience, recipe.run.keep) == (10, 3, "best")
     assert "(1,098 steps), fewer if 3 of 10 evaluations gain nothing" in reason
-    for given in ("run.patience=off", "run.keep=last"):
+    for given in ("run.patience=off", "run.keep=last", "run.evaluations=2", "run.epochs=1"):
         assert recipe_for(file, folder, given)[0].run.patience == "off"
     assert recipe_for(table(tmp_path, 1000), folder)[0].run.patience == "off"
 
