@@ -41,11 +41,10 @@ class Cosines:
 
 @dataclass(frozen=True, slots=True)
 class LayerGuesses:
-    """The guesses for a mask if the model ended after this layer."""
+    """Guesses after one layer; `final` is the probability here of the last layer's best guess."""
 
     guesses: tuple[Candidate, ...]
     final: float
-    """Probability here of the last layer's best guess."""
 
 
 @dataclass(frozen=True, slots=True)
