@@ -106,7 +106,7 @@ def inspect_similarity(bert: Bert, texts: Iterable[str | TokenizedText]) -> list
     return layer_cosines(bert, encoded, whole)[1]
 
 
-def inspect_guesses(bert: Bert, text: str | TokenizedText, *, top: int) -> list[MaskLayers]:
+def inspect_guesses(bert: Bert, text: str | TokenizedText, top: int) -> list[MaskLayers]:
     """Return, for each mask of a text, the masked-language head's guesses from every layer."""
     engine = bert.engine
     (masked,) = encode_masked(engine, [text], truncate=False)

@@ -24,9 +24,9 @@ LossFunction = Callable[[Tensor, TaskBatch], tuple[Tensor, Tensor]]
 SoftLossFunction = Callable[[Tensor, TaskBatch, float], Tensor]
 """Maps a scorer's outputs to each target's distance from a teacher's scores, at a temperature."""
 LOSSES: Mapping[str, tuple[LossFunction, SoftLossFunction]] = {
-    "classify": (losses.class_loss, soft_losses.soft_class_loss),
+    "class": (losses.class_loss, soft_losses.soft_class_loss),
     "multilabel": (losses.multilabel_loss, soft_losses.soft_multilabel_loss),
-    "regress": (losses.number_loss, soft_losses.soft_number_loss),
+    "number": (losses.number_loss, soft_losses.soft_number_loss),
     "tag": (losses.tag_loss, soft_losses.soft_tag_loss),
     "choice": (losses.choice_loss, soft_losses.soft_choice_loss),
     "span": (losses.span_loss, soft_losses.soft_span_loss),

@@ -29,6 +29,7 @@ class Choose(Kind[ChoiceExample]):
     """The kind that chooses one of several pairs of texts."""
 
     name = "choice"
+    losses = "choice"
     pipeline_tag = "multiple-choice"
     usage = 'bert.choose([("It is wet.", "It rained."), ("It is wet.", "It is hot.")]).index'
     head = TaskHead("choice", "sentence", size=1)

@@ -20,6 +20,7 @@ class Classify(TextKind):
     """The kind that chooses one of several classes."""
 
     name = "classify"
+    losses = "class"
     pipeline_tag = "text-classification"
     usage = "bert.classify([{text}])[0].label"
     metrics = OF_CLASSES

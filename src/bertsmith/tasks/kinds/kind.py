@@ -58,6 +58,8 @@ class Kind(ABC, Generic[ExampleT]):
     name: ClassVar[str]
     """Name in task.json, in JSON and on the command line."""
     head: ClassVar[TaskHead]
+    losses: ClassVar[str]
+    """Name of its losses in `objective.LOSSES`."""
     unit: ClassVar[ScoredUnit]
     """Unit that has one row of scores."""
     metrics: ClassVar[tuple[Metric, ...]]
@@ -123,8 +125,8 @@ class Kind(ABC, Generic[ExampleT]):
     # ---- from scores to predictions
 
     def loss_name(self, head: HeadSection) -> str:
-        """Return the name of this kind's losses in `objective.LOSSES`."""
-        return self.name
+        """Return the name of the losses in `objective.LOSSES`."""
+        return self.losses
 
     def activation(self, logits: Numbers) -> Numbers:
         """Map the head's raw scores to `Predictions.scores`, which have the same shape."""

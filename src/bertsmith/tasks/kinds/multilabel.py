@@ -26,6 +26,7 @@ class MultiLabel(TextKind):
     """The kind that chooses any number of classes, each independently."""
 
     name = "multilabel"
+    losses = "multilabel"
     pipeline_tag = "text-classification"
     usage = "bert.classify([{text}])[0].labels"
     metrics = (ACCURACY, MACRO_F1, MICRO_F1)

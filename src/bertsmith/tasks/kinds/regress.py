@@ -21,6 +21,7 @@ class Regress(TextKind):
     """The kind that predicts a number."""
 
     name = "regress"
+    losses = "number"
     pipeline_tag = "text-classification"
     usage = "bert.score([{text}])[0]"
     head = TaskHead("classify", "sentence", size=1)

@@ -35,6 +35,7 @@ class Span(Kind[Question]):
     """The kind that predicts an answer's first and last token, or "no answer"; each window is an item."""
 
     name = "span"
+    losses = "span"
     pipeline_tag = "question-answering"
     usage = 'bert.answer("Who was born in Warsaw?", "Marie Curie was born in Warsaw.").text'
     head = TaskHead("span", "tokens", size=2)
@@ -66,7 +67,7 @@ class Span(Kind[Question]):
         return min(SQUAD_LENGTH, positions)
 
     def loss_name(self, head: HeadSection) -> str:
-        return "passage" if head.span_over == "passage" else self.name
+        return "passage" if head.span_over == "passage" else self.losses
 
     def predict(
         self, logits: Numbers, encoded: EncodedSet, examples: Sequence[Question], answers: AnswersSection

@@ -43,6 +43,7 @@ class Tag(Kind[TaggedExample]):
     """The kind that chooses a tag for each word."""
 
     name = "tag"
+    losses = "tag"
     pipeline_tag = "token-classification"
     usage = 'bert.tag(["Marie Curie was born in Warsaw."])[0]'
     head = TaskHead("tag", "tokens")
