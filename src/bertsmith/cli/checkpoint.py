@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.terminal import duration
 from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.core.errors import UserError
@@ -19,11 +20,10 @@ checkpoint = Typer(
 )
 
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith pretrain` run.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
 
 
 @checkpoint.command("list", cls=Verb)
-def list_checkpoints(run: RunArgument, as_json: AsJson = False) -> None:
+def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
     """List the checkpoints that a run kept, with the last held-out loss before each.
 
     Example: bertsmith checkpoint list runs/base
@@ -54,7 +54,7 @@ def export(
     store: Annotated[
         Path | None, Option(help="The store of a run that is not finished yet; else it is not needed.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write checkpoints of a pre-training run as model folders, which open everywhere.
 

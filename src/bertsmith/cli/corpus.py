@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.terminal import reporting_stops
 from bertsmith.inference.embedded_models import embedded_models
 
@@ -68,7 +69,7 @@ def corpus(
         list[Path] | None,
         Option(help="Phrases or entities to mark, one a line, perhaps a tab and phrase|entity. Repeatable."),
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Turn text into a token store.
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from typer import Option, echo
 
-from bertsmith.cli.model_options import BaseOption, JsonOption, print_json
+from bertsmith.cli import options
+from bertsmith.cli.predicting import print_json
 from bertsmith.core.errors import UserError
 
 
@@ -22,8 +23,8 @@ def export(
     precision: Annotated[
         str | None, Option(help="fp32, fp16, or int8 (of a folder of bertsmith quantise, without saying so).")
     ] = None,
-    base: BaseOption = None,
-    as_json: JsonOption = False,
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Export a model to ONNX, with its heads, for onnxruntime, OpenVINO and optimum; or for transformers.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption
+from bertsmith.cli import options
 from bertsmith.core.errors import UserError, shown
 from bertsmith.tasks.table_format import TableFormat
 
@@ -49,12 +49,12 @@ def inspect(
         float, Option(min=0, max=0.9, help="Else this fraction of FILE, chosen by the ids, as finetune does.")
     ] = 0.1,
     test: Annotated[Path | None, Option(metavar="FILE", help="A test file, with or without labels.")] = None,
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
     task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
     data: Annotated[Path | None, Option(metavar="PATH", help="As FILE; of a task its folder.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Inspect a data set before training on it.
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.model_options import BaseOption
+from bertsmith.cli import options
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder
 
@@ -16,8 +16,8 @@ def merge(
         Path, Argument(metavar="ADAPTER", help="Adapter or run folder (LoRA), ours or peft's.")
     ],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
-    base: BaseOption = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Merge an adapter into its base model.
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.finetune import show_classes, show_comparison
-from bertsmith.cli.model_options import BaseOption, DeviceOption, PrecisionOption
-from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption, SkipBadOption
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
 
@@ -26,14 +25,14 @@ def evaluate(
     data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
     split: Annotated[str, Option(help="Which split of the folder; without it dev.")] = "",
     ensemble: EnsembleOption = False,
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    base: BaseOption = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
 
@@ -84,14 +83,14 @@ def predict(
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
     split: Annotated[str, Option(help="Which split the file is, where its name does not say.")] = "",
     with_text: Annotated[bool, Option("--with-text", help="Write each text beside its prediction.")] = False,
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    base: BaseOption = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write a model's prediction for each example of a file.
 
