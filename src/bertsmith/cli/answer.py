@@ -101,7 +101,7 @@ def passage_of(file: Path | None, text: str | None) -> str:
         remedy = "say --passage FILE, --passage - for the standard input, or --passage-text TEXT"
         raise UserError("one passage is wanted", remedy=remedy)
     if file != STANDARD_INPUT:
-        return read_text(file.expanduser(), remedy="give a text file in UTF-8")
+        return read_text(file, remedy="give a text file in UTF-8")
     written, where = standard_input().read(), name_of(STANDARD_INPUT)
     check_unpacked(written, where=where)
     return text_of(written, where=where)

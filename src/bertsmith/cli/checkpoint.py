@@ -32,8 +32,8 @@ def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
     from bertsmith.pretraining.checkpoint_export import kept_checkpoints
     from bertsmith.recipe.load import load_recipe
 
-    found = kept_checkpoints(run.expanduser())
-    declared = declaration(load_recipe(run.expanduser() / "recipe.toml"))
+    found = kept_checkpoints(run)
+    declared = declaration(load_recipe(run / "recipe.toml"))
     watched = declared.own[declared.watched]
     for kept in found:
         if as_json:
@@ -72,11 +72,10 @@ def export(
 
     if everything and step is not None:
         raise UserError("one step or all of them", where="--step and --all", remedy="give one of the two")
-    run, out = run.expanduser(), out.expanduser()
     steps = [kept.step for kept in kept_checkpoints(run)]
     chosen = steps if everything else [steps[-1] if step is None else step]
     targets = {each: step_folder(out, each) if everything else out for each in chosen}
-    export_checkpoints(run, targets, store=None if store is None else store.expanduser())
+    export_checkpoints(run, targets, store=store)
     if as_json:
         echo(json.dumps([{"step": each, "out": str(target)} for each, target in targets.items()]))
         return

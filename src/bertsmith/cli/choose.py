@@ -82,7 +82,7 @@ def choose(
         raise UserError("it is not clear what to choose among", remedy=remedy)
     if source is not None:
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-        questions = questions_of(TextSource(source.expanduser(), column, form=form), option_columns)
+        questions = questions_of(TextSource(source, column, form=form), option_columns)
     else:
         question = ChoiceQuestion(context or "", tuple(options or ()), "the question")
         questions = iter([_checked(question, remedy="give the context, then its options")])

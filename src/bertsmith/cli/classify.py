@@ -68,7 +68,7 @@ def classify(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None
     if source is not None:
-        texts = TextSource(source.expanduser(), column, column2, form, skip_bad)
+        texts = TextSource(source, column, column2, form, skip_bad)
         texts.check()  # before the model is opened
     bert = open_model(model, "classify", "score", device=device, precision=precision, base=base)
     if texts is not None:

@@ -37,8 +37,8 @@ def cost(
     from bertsmith.studies.cost_table import CostTableRequest, cost_table
     from bertsmith.tasks.catalogue import task_named
 
-    folders = tuple(each.expanduser() for each in dict.fromkeys(models))
-    request = CostTableRequest(task_named(task), folders, data.expanduser(), out.expanduser(), seconds)
+    folders = tuple(dict.fromkeys(models))
+    request = CostTableRequest(task_named(task), folders, data, out, seconds)
     report = cost_table(request, lambda text: echo(text, err=True))
     if as_json:
         print_json(plain(report.values))

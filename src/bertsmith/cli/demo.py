@@ -43,8 +43,8 @@ def demo(
     Example: bertsmith demo --steps 2000 --out village/
     """
     if out is not None:
-        check_not_taken(out.expanduser())
-    folder = Path(tempfile.mkdtemp(prefix="bertsmith-demo-")) if out is None else out.expanduser()
+        check_not_taken(out)
+    folder = Path(tempfile.mkdtemp(prefix="bertsmith-demo-")) if out is None else out
     ask_embedded_models()
     _heading("From a text to a BERT")
     write_village(folder)

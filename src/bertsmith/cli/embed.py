@@ -60,12 +60,11 @@ def embed(
     with without_garbage_collection():
         from bertsmith.inference.vectors import check_vector_file, write_vectors
 
-    path, out = source.expanduser(), out.expanduser()
-    if path.is_file() and out.exists() and path.samefile(out):
+    if source.is_file() and out.exists() and source.samefile(out):
         raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
     check_vector_file(out)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(path, column, form=form, skip_bad=skip_bad)
+    texts = TextSource(source, column, form=form, skip_bad=skip_bad)
     texts.check()
     bert = open_model(model, "embed", device=device, precision=precision)
     width = bert.model.network.config.width

@@ -83,7 +83,7 @@ def examples(
     """
     from bertsmith.recipe.load import load_recipe  # heavy parts load here, not for --help
 
-    request = ExamplesRequest(store.expanduser(), stage, step, show, over)
+    request = ExamplesRequest(store, stage, step, show, over)
     report = build_report(load_recipe(recipe, overrides or []), request)
     if as_json:
         echo(to_json(report))

@@ -59,7 +59,7 @@ def export(
     assert onnx is not None, "one of the two was given"
     from bertsmith.interchange.onnx_export import export_onnx  # torch loads here, not for --help
 
-    made = export_onnx(model.expanduser(), onnx.expanduser(), precision=precision, base=base)
+    made = export_onnx(model, onnx, precision=precision, base=base)
     if as_json:
         print_json({**asdict(made), "file": str(made.file)})
         return
@@ -73,7 +73,7 @@ def export(
 def _export_transformers(model: Path, out: Path, base: Path | None, *, as_json: bool) -> None:
     from bertsmith.shrink.transformers_export import export_transformers
 
-    notes = export_transformers(model.expanduser(), out.expanduser(), base=base)
+    notes = export_transformers(model, out, base=base)
     if as_json:
         print_json({"out": str(out), "notes": notes})
         return

@@ -57,14 +57,13 @@ def features(
             writing_features,
         )
 
-    path, out = source.expanduser(), out.expanduser()
     spec = FeatureSpec(layers, combine)  # type: ignore[arg-type]  # it rejects any other
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(path, column, form=form, skip_bad=skip_bad)
+    texts = TextSource(source, column, form=form, skip_bad=skip_bad)
     texts.check()
     bert = open_model(model, "embed", device=device, precision=precision)
-    readable_twice = path != STANDARD_INPUT and path.is_file()
-    name = f"{sha256_of(path)} {column} {skip_bad}" if readable_twice else ""
+    readable_twice = source != STANDARD_INPUT and source.is_file()
+    name = f"{sha256_of(source)} {column} {skip_bad}" if readable_twice else ""
     bad: list[UserError] = []
     request = FeatureRequest(spec, out, name, truncate)
     with writing_features(bert, request) as writer:
@@ -118,9 +117,9 @@ def features_table(
     rates = [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
     request = FeaturesTableRequest(
         task_named(task),
-        default_model() if model is None else model.expanduser(),
-        data.expanduser(),
-        out.expanduser(),
+        model or default_model(),
+        data,
+        out,
         seeds=seeds,
         settings=tuple(shared),
         tuning_settings=() if lr is None else (f"optim.peak_lr={lr}",),

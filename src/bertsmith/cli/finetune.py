@@ -134,13 +134,10 @@ def finetune(
     options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
     own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
-    chosen = own_task(own, data.expanduser()) if task == OWN else published_task(task, own)
-    start = default_model() if model is None else model.expanduser()
-    given_data = data.expanduser()
-    recipe, reason = suited_recipe(
-        chosen, given_data, start, settings or [], options=options, skip_bad=skip_bad
-    )
-    assignment = Assignment(chosen, recipe, start, given_data, out.expanduser(), skip_bad, reason)
+    chosen = own_task(own, data) if task == OWN else published_task(task, own)
+    start = model or default_model()
+    recipe, reason = suited_recipe(chosen, data, start, settings or [], options=options, skip_bad=skip_bad)
+    assignment = Assignment(chosen, recipe, start, data, out, skip_bad, reason)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
     study.check([*(line for _, line in options), *(settings or [])])
     if quick:

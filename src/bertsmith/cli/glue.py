@@ -45,7 +45,7 @@ def glue(
     from bertsmith.studies.glue_table import GlueRequest, plain_table, table_text
     from bertsmith.studies.glue_table import glue as study
 
-    start = default_model() if model is None else model.expanduser()
+    start = model or default_model()
     flags = {"--seeds": seeds > 1, "--lr-grid": lr_grid, "--search": bool(search)}
     several = [flag for flag, is_given in flags.items() if is_given]
     if len(several) > 1:
@@ -57,8 +57,8 @@ def glue(
     given = (("--epochs", "run.epochs", epochs), ("--lr", "optim.peak_lr", lr))
     request = GlueRequest(
         start,
-        data.expanduser(),
-        out.expanduser(),
+        data,
+        out,
         seeds=seeds,
         settings=tuple(settings or ()),
         options=tuple(

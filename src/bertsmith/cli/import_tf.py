@@ -35,7 +35,7 @@ def import_tf(
     """
     from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
 
-    report = import_checkpoint(source.expanduser(), out.expanduser(), gelu=gelu)
+    report = import_checkpoint(source, out, gelu=gelu)
     if not as_json:
         show(report)
         return

@@ -98,7 +98,6 @@ def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
     task = task_named(name)
     if data is None:
         raise UserError("no data were named", remedy=f"say where {task.title} lies: --data FOLDER")
-    data = data.expanduser()
     splits = [split for split in SPLITS if split in task.splits]
     if data.is_file():
         # A file's name gives its split; a file with any other name is to be predicted, labelled or not.
@@ -112,7 +111,7 @@ def _own(
 ) -> tuple["Task", dict[str, Path]]:
     from bertsmith.tasks.custom import custom_task, has_own_dev
 
-    places = {split: file.expanduser() for split, file in files.items() if file is not None}
+    places = {split: file for split, file in files.items() if file is not None}
     if "train" not in places or not spec.text:
         remedy = "say FILE --text COLUMN --label COLUMN, or --task TASK --data FOLDER"
         raise UserError("no data set was named", remedy=remedy)

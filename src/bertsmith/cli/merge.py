@@ -31,7 +31,6 @@ def merge(
     """
     from bertsmith.inference.model_path import is_adapter, model_folder
 
-    adapter, out = adapter.expanduser(), out.expanduser()
     if not is_adapter(model_folder(adapter)):
         remedy = "give a folder with adapter_config.json, such as that of a run with head.encoder=lora"
         raise UserError("is no adapter folder", where=str(adapter), remedy=remedy)

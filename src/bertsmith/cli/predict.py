@@ -50,12 +50,11 @@ def evaluate(
     from bertsmith.tasks.kinds.registry import metric_named
     from bertsmith.tasks.published_scores import published_lines
 
+    _check_members(models, ensemble=ensemble)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad, split)
+    reading = Reading(form, skip_bad, split)
     chosen = cast("Precision", precision)  # opening a model rejects any other
-    file = predict_labelled(
-        folders, data.expanduser(), reading=reading, device=device, precision=chosen, base=base
-    )
+    file = predict_labelled(models, data, reading=reading, device=device, precision=chosen, base=base)
     metrics = file.metrics()
     for warning in file.warnings:
         echo(warning, err=True)
@@ -116,20 +115,19 @@ def predict(
     )
     from bertsmith.tasks.glue_leaderboard import submission_file
 
-    folders = _members(models, ensemble=ensemble)
-    data, out = data.expanduser(), out.expanduser()
+    _check_members(models, ensemble=ensemble)
     _check_not_input(data, out)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    if config := task_config_in(folders[0]):  # before anything is computed
+    if config := task_config_in(models[0]):  # before anything is computed
         check_ending(config.kind, out)
     chosen = cast("Precision", precision)
     reading = Reading(form, skip_bad, split)
-    file = predict(folders, data, reading=reading, device=device, precision=chosen, base=base)
+    file = predict(models, data, reading=reading, device=device, precision=chosen, base=base)
     _check_not_input(file.path, out)  # if a folder was given, the file is known only now
     if official is not None:
-        _check_not_input(file.path, official.expanduser() / submission_file(file.task, file.split))
+        _check_not_input(file.path, official / submission_file(file.task, file.split))
     # The official file first: for a task that the site rejects, no file is written.
-    submitted = [] if official is None else [write_official(official.expanduser(), file)]
+    submitted = [] if official is None else [write_official(official, file)]
     names = [str(path) for path in (*write_predictions(out, file, with_text=with_text), *submitted)]
     if as_json:
         echo(json.dumps({"examples": len(file.examples), "skipped": file.skipped, "written": names}))
@@ -139,12 +137,11 @@ def predict(
         echo(f"{file.skipped:,} bad lines were skipped")
 
 
-def _members(models: Sequence[Path], *, ensemble: bool) -> list[Path]:
-    """Return the folders of the models; raise for several without --ensemble."""
+def _check_members(models: Sequence[Path], *, ensemble: bool) -> None:
+    """Raise for several models without --ensemble."""
     if len(models) > 1 and not ensemble:
         remedy = "add --ensemble to let them predict together, or give one folder"
         raise UserError("several models were given", remedy=remedy)
-    return [folder.expanduser() for folder in models]
 
 
 def _check_not_input(data: Path, out: Path) -> None:

@@ -58,7 +58,7 @@ def open_model(
 
     own = embedded_models_for(*abilities)
     named = cast("Precision", precision)  # `load` rejects any other
-    for chosen in (own or [default_model()]) if folder is None else [folder.expanduser()]:
+    for chosen in (own or [default_model()]) if folder is None else [folder]:
         bert = load(chosen, device=device, precision=named, base=base)
         if set(abilities) & set(bert.abilities):
             if folder is None:

@@ -97,7 +97,6 @@ def pretrain(
         steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
     )
     given, settings = [*spelled(begins), *sizes], settings or []
-    store, out = store.expanduser(), out.expanduser()
     stopping = EarlyStopping(if_flat=stop_if_flat)
     if check_auto(recipe, size=size, objective=objective, sweeps=bool(sweep)):
         from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe

@@ -93,7 +93,7 @@ def prune(
     Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.5,0.7,0.9
     --rewind 0.1 --retrain weights,rate,finetune --out runs/lottery
     """
-    places = Places(model.expanduser(), data.expanduser(), out.expanduser(), skip_bad=skip_bad)
+    places = Places(model, data, out, skip_bad=skip_bad)
     given = [
         ("--epochs", "run.epochs", epochs or (None if method == "magnitude" else 1.0)),
         ("--lr", "optim.peak_lr", lr),

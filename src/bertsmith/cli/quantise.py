@@ -60,7 +60,6 @@ def quantise(
 
     Example: bertsmith quantise --model runs/sst2 --weights-only --bits 4 --out runs/int4
     """
-    model, out = model.expanduser(), out.expanduser()
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     if of_weights := calibrate is None or weights_only or bits != 8:
         _check_weights_only(bits, calibrate, weights_only=weights_only)
@@ -73,7 +72,7 @@ def quantise(
             made = quantise_weights(model, fresh, bits=bits, base=base)
         else:
             assert calibrate is not None, "it is not of weights alone"
-            source = TextSource(calibrate.expanduser(), column, column2, form)
+            source = TextSource(calibrate, column, column2, form)
             chosen = _calibration(source, CALIBRATION_TEXTS)
             with naming_inputs([where for where, _ in chosen].__getitem__):
                 made = quantise_for_products(model, [text for _, text in chosen], fresh, base=base)
@@ -120,4 +119,4 @@ def _metrics(model: Path, data: Path, precision: str, base: Path | None = None) 
     from bertsmith.finetuning.predict import predict_labelled
 
     chosen = cast("Precision", precision)
-    return predict_labelled([model], data.expanduser(), device="cpu", precision=chosen, base=base).metrics()
+    return predict_labelled([model], data, device="cpu", precision=chosen, base=base).metrics()

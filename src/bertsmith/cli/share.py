@@ -40,13 +40,12 @@ def share(
 
     Then: bertsmith distill --teacher MODEL --student models/shared --store store/ --out runs/shared
     """
-    out = out.expanduser()
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.sharing import SharedShape, shared_model
 
     shape = SharedShape(sharing, groups, embedding_width, take)
     with new_folder(out) as fresh:
-        bert = load(model.expanduser(), device="cpu")
+        bert = load(model, device="cpu")
         shared = shared_model(bert, shape)
         shared.save(fresh)
     weights = [sum(one.numel() for one in each.model.network.parameters()) for each in (bert, shared)]

@@ -67,7 +67,7 @@ def tag(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None
     if source is not None:
-        texts = TextSource(source.expanduser(), column, form=form, skip_bad=skip_bad)
+        texts = TextSource(source, column, form=form, skip_bad=skip_bad)
         texts.check()
     bert = open_model(model, "tag", device=device, precision=precision, base=base)
     if texts is not None:

@@ -39,14 +39,14 @@ def trim(
     Example: bertsmith trim --model runs/mine --input reviews.csv --text review --out runs/mine-small
     """
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    out, texts = out.expanduser(), TextSource(source.expanduser(), column, form=form)
+    texts = TextSource(source, column, form=form)
     texts.check()
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.vocabulary import with_vocabulary
     from bertsmith.text.trim_vocabulary import seen_ids, trimmed_vocabulary
 
     with new_folder(out) as fresh:
-        bert = load(model.expanduser(), device="cpu", base=base)
+        bert = load(model, device="cpu", base=base)
         seen: set[int] = set()
         with reading_bar(texts) as advance:
             for piece in pieces_of(texts, text_or_pair):

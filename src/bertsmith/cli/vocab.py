@@ -68,7 +68,6 @@ def vocab(  # noqa: PLR0913 - the options of a command
     from bertsmith.text.word_counts import Counting, count_words
 
     started = time.monotonic()
-    out = out.expanduser()
     case: Literal["uncased", "cased"] = "cased" if cased else "uncased"
     settings = VocabularySettings(size, kind, case, characters=alphabet, unused=unused, min_count=min_count)
     with reporting_stops(), new_folder(out) as fresh:

@@ -47,8 +47,8 @@ def coref(
     from bertsmith.insight.random_control import of_untrained
 
     bert = looking.open_for_looking(model, device)
-    scored = questions_of(bert, data.expanduser(), longest)
-    chosen_on = scored if choose_on is None else questions_of(bert, choose_on.expanduser(), longest)
+    scored = questions_of(bert, data, longest)
+    chosen_on = scored if choose_on is None else questions_of(bert, choose_on, longest)
     if chosen_on.kinds != scored.kinds:
         raise UserError("is of another format than --data", where=str(choose_on), remedy="give two of one")
     study = partial(study_coreference, scored=scored, chosen_on=chosen_on, seed=seed)

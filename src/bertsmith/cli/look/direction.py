@@ -47,7 +47,7 @@ def direction(
         raise UserError("it is not clear which texts to look at", remedy=remedy)
     bert, loss = looking.open_for_looking(model, device), None
     if data is not None:
-        given, loss = _task(bert, model, data.expanduser(), device)
+        given, loss = _task(bert, model, data, device)
     else:
         assert texts is not None
         given = looking.texts_or_pairs(texts)
@@ -66,7 +66,7 @@ def _task(bert: "Bert", model: Path | None, data: Path, device: str) -> "tuple[l
     if model is None or bert.finetuned is None:
         what, remedy = "only a fine-tuned model has a task to lose", "name its run with --model"
         raise UserError(what, where="--data", remedy=remedy)
-    file = predict_labelled([model.expanduser()], data, device=device)
+    file = predict_labelled([model], data, device=device)
     texts = [each.texts for each in file.examples if isinstance(each, TextExample)]
     if not texts:
         what = f"a {file.config.kind.name} task has no plain texts to look at"

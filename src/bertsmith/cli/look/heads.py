@@ -50,8 +50,8 @@ def heads(
     from bertsmith.insight.relations_report import relations_report
     from bertsmith.insight.treebank import read_treebank
 
-    scored = read_treebank(treebank.expanduser())
-    chosen_on = scored if choose_on is None else read_treebank(choose_on.expanduser())
+    scored = read_treebank(treebank)
+    chosen_on = scored if choose_on is None else read_treebank(choose_on)
     bert = looking.open_for_looking(model, device)
     study = partial(study_relations, scored=scored, chosen_on=chosen_on, mode=from_pieces, seed=seed)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)

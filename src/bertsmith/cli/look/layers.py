@@ -79,7 +79,7 @@ def _checked(out: Path) -> Path:
         raise UserError(
             "is no name of a picture", where=f"--out {out}", remedy="name a file that ends in .png"
         )
-    return out.expanduser()
+    return out
 
 
 def _leave(report: "Report", picture: Path, *, as_json: bool) -> None:

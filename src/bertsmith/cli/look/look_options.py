@@ -46,7 +46,7 @@ def name_of_model(model: Path | None, ability: str = "look") -> str:
 
 def names_of_models(models: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the models' paths that tell them apart: a/model and b/model."""
-    paths = [model.expanduser().resolve().parts for model in models]
+    paths = [model.resolve().parts for model in models]
     names = []
     for path in paths:
         others = [other for other in paths if other != path]
@@ -59,14 +59,13 @@ def names_of_models(models: Sequence[Path]) -> list[str]:
 
 def texts_or_pairs(source: Path) -> "list[TextOrPair]":
     """Return all texts and pairs of a file."""
-    return [text for piece in pieces_of(source.expanduser(), text_or_pair) for text in piece.texts]
+    return [text for piece in pieces_of(source, text_or_pair) for text in piece.texts]
 
 
 def leave(reports: "Sequence[Report]", out: Path, *, as_json: bool) -> None:
     """Write reports into a folder, and print them."""
     from bertsmith.insight.report import plain, write_report
 
-    out = out.expanduser()
     for report in reports:
         write_report(report, out)
     if as_json:

@@ -37,7 +37,7 @@ def probe(
     from bertsmith.insight.random_control import of_untrained
     from bertsmith.insight.treebank import read_treebank
 
-    scored, learned = read_treebank(treebank.expanduser()), read_treebank(train.expanduser())
+    scored, learned = read_treebank(treebank), read_treebank(train)
     bert = looking.open_for_looking(model, device)
 
     def study(bert: "Bert") -> "Probes":

@@ -162,4 +162,4 @@ def _checked(out: Path, *others: str) -> Path:
     if out.suffix.lower() not in (".html", ".htm", *others):
         remedy = f"name a file that ends in {' or '.join(('.html', *others))}"
         raise UserError("is no name of a page", where=f"--out {out}", remedy=remedy)
-    return out.expanduser()
+    return out
