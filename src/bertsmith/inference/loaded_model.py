@@ -14,18 +14,10 @@ from torch import Tensor
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
 from bertsmith.core.steps import finished
+from bertsmith.inference import fill_mask
 from bertsmith.inference.adapter_folder import adapted_model, base_folder, read_adapter
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.engine import Engine, make_ready, usable_device
-from bertsmith.inference.fill_mask import (
-    Candidate,
-    Extension,
-    Filling,
-    encode_masked,
-    extend_text,
-    fill_each_mask,
-    fill_jointly,
-)
 from bertsmith.inference.finetuned_folder import (
     FINETUNED_FILES,
     FinetunedTask,
@@ -303,30 +295,30 @@ class Bert:
     def _direction_of_no_text(self) -> Tensor:
         return direction_of_no_text(self.engine)
 
-    def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Candidate]]:
+    def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[fill_mask.Candidate]]:
         """Return the most probable tokens for each mask of the text, each mask independently."""
         (candidates,) = self.fill_each([text], top=top, truncate=truncate)
         return candidates
 
     def fill_each(
         self, texts: Iterable[str | TokenizedText], *, top: int = 5, truncate: bool = False
-    ) -> list[list[list[Candidate]]]:
+    ) -> list[list[list[fill_mask.Candidate]]]:
         """Return the most probable tokens for each mask of each text."""
         self._need("mlm", ABILITIES["fill"])
-        return fill_each_mask(self.engine, texts, top=top, truncate=truncate)
+        return fill_mask.fill_each_mask(self.engine, texts, top=top, truncate=truncate)
 
     def fill_jointly(
         self, text: str, *, top: int = 5, beam: int = 10, truncate: bool = False
-    ) -> list[Filling]:
+    ) -> list[fill_mask.Filling]:
         """Return the most probable fillings of all masks together: each sees the tokens chosen before it."""
         self._need("mlm", ABILITIES["fill"])
-        (masked,) = encode_masked(self.engine, [text], truncate=truncate)
-        return fill_jointly(self.engine, masked, top, beam)
+        (masked,) = fill_mask.encode_masked(self.engine, [text], truncate=truncate)
+        return fill_mask.fill_jointly(self.engine, masked, top, beam)
 
-    def extend(self, text: str, *, count: int) -> Iterator[Extension]:
+    def extend(self, text: str, *, count: int) -> Iterator[fill_mask.Extension]:
         """Yield the text with one more token each time; each token costs reading all of it again."""
         self._need("mlm", "extend texts")
-        return extend_text(self.engine, text, count)
+        return fill_mask.extend_text(self.engine, text, count)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
         """Predict whether the second text follows the first."""
