@@ -89,7 +89,9 @@ def load(
         raise UserError("is no adapter, and needs no base", where=str(folder), remedy="leave the base out")
     whole = folder if adapter is None else base_folder(folder, given=base)
     model = read_model(whole, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32)
-    finetuned, tokenizer = read_finetuned(folder), Tokenizer.load(_tokenizer_folder(folder, whole))
+    finetuned = read_finetuned(folder)
+    # An adapter's folder need not have a tokenizer.
+    tokenizer = Tokenizer.load(transformer_folder(folder if has_tokenizer(folder) else whole))
     if adapter is not None:
         adapted = adapted_model(model, adapter, finetuned)
         model = replace(adapted, network=merged_network(adapted.network))
@@ -115,11 +117,6 @@ def load_task_model(
     from bertsmith.inference.task_model import task_model_of  # it imports what only training needs
 
     return task_model_of(bert.engine.network, bert.finetuned, bert.engine)
-
-
-def _tokenizer_folder(folder: Path, base: Path) -> Path:
-    """Return the folder of the tokenizer: this one, or the base of an adapter without a tokenizer."""
-    return transformer_folder(folder if has_tokenizer(folder) else base)
 
 
 def has_tokenizer(folder: Path) -> bool:

@@ -10,7 +10,6 @@ from fastapi import APIRouter
 from numpy.typing import NDArray
 
 from bertsmith.inference.left_out_words import TextWords
-from bertsmith.inference.outputs import Classification
 from bertsmith.inference.text_reader import Reader, TokenizedText
 from bertsmith.serve import look_schemas as views
 from bertsmith.serve.api_errors import ApiError
@@ -72,7 +71,9 @@ def look_routes(service: Service) -> APIRouter:
             outcomes = [_answer_outcome(each) for each in (await service.predict(wanted)).results]
         else:
             found = await classify_texts(service, texts, model=model.name, fields=_as_sent(request))
-            outcomes = [_class_outcome(each) for each in found.results]
+            outcomes = [
+                {"score": each} if isinstance(each, float) else each.probabilities for each in found.results
+            ]
         name = max(outcomes[0], key=lambda each: outcomes[0][each])
         value = outcomes[0][name]
         changes = [value - each.get(name, 0.0) for each in outcomes[1:]]
@@ -250,10 +251,6 @@ def _words_left_out(
 def _as_sent(request: views.WordsRequest) -> FieldNames:
     """Return the fields of the sent text for all texts: each is the sent one without another word."""
     return single_field("first") if request.second is None else pair_of_fields("first", "second")
-
-
-def _class_outcome(found: Classification | float) -> dict[str, float]:
-    return {"score": found} if isinstance(found, float) else found.probabilities
 
 
 def _answer_outcome(found: dict[str, Any]) -> dict[str, float]:
