@@ -110,16 +110,13 @@ def corpus(
             settings=settings,
             workers=Workers(workers, engine),
         )
-    show = show_json if as_json else show_table
-    show(report)
+    if as_json:
+        echo(json.dumps(asdict(report) | {"out": str(report.out)}))
+    else:
+        show(report)
 
 
-def show_json(report: "CorpusReport") -> None:
-    """Print the report as one JSON object."""
-    echo(json.dumps(asdict(report) | {"out": str(report.out)}))
-
-
-def show_table(report: "CorpusReport") -> None:
+def show(report: "CorpusReport") -> None:
     """Print the report as a few lines for people."""
     speed = f"{report.megabytes_per_second:,.1f} MB of text a second"
     facts = [

@@ -1,6 +1,7 @@
 """`bertsmith import-tf`: turn a published TensorFlow 1 checkpoint into a model folder."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -37,18 +38,10 @@ def import_tf(
     from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
 
     report = import_checkpoint(source, out, gelu=gelu)
-    if not as_json:
+    if as_json:
+        echo(json.dumps(asdict(report) | {"out": str(report.out)}))
+    else:
         show(report)
-        return
-    summary = {
-        "out": str(report.out),
-        "architecture": report.architecture,
-        "parameters": report.parameters,
-        "with_tokenizer": report.with_tokenizer,
-        "skipped": list(report.skipped),
-        "unknown": list(report.unknown),
-    }
-    echo(json.dumps(summary))
 
 
 def show(report: "ImportReport") -> None:

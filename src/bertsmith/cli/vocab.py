@@ -81,8 +81,11 @@ def vocab(  # noqa: PLR0913 - the options of a command
             raise UserError("no text to learn from", where=", ".join(sources), remedy="give more text")
         learned = learn_vocabulary(counts, settings)
         learned.tokenizer.save(fresh)
-    show = show_json if as_json else show_table
-    show(out, learned.report, time.monotonic() - started)
+    report, seconds = learned.report, time.monotonic() - started
+    if as_json:
+        echo(json.dumps({"out": str(out), **asdict(report), "seconds": round(seconds, 1)}))
+    else:
+        show(out, report, seconds)
 
 
 def texts_of(block: "Block") -> Iterator[str]:
@@ -99,12 +102,7 @@ def watched(blocks: "Iterable[Block]", advance: Callable[[int], None]) -> "Itera
         yield block
 
 
-def show_json(out: Path, report: "VocabularyReport", seconds: float) -> None:
-    """Print the report as one JSON object."""
-    echo(json.dumps({"out": str(out), **asdict(report), "seconds": round(seconds, 1)}))
-
-
-def show_table(out: Path, report: "VocabularyReport", seconds: float) -> None:
+def show(out: Path, report: "VocabularyReport", seconds: float) -> None:
     """Print the report as a few lines for people."""
     facts = [("wrote", f"{out} in {seconds:,.1f} s")]
     facts += [("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")]
