@@ -304,11 +304,16 @@ def check_count(name: str, value: object) -> None:
 
 def word_log_probabilities(engine: Engine, masks_PD: Tensor) -> Tensor:
     """Return the log-probability of every token [P, V], from the states at masks."""
+    return known_word_scores(engine, masks_PD).log_softmax(-1).cpu()
+
+
+def known_word_scores(engine: Engine, masks_PD: Tensor) -> Tensor:
+    """Return the scores of all rows of the vocabulary [P, V], -inf for rows without a token."""
     scores_PV = engine.network.scores_of_words(masks_PD).float()
     # Rows without a token (the matrix is rounded up, ids have gaps) mean nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
-    return scores_PV.log_softmax(-1).cpu()
+    return scores_PV
 
 
 def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[Candidate]:
