@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Diverged, UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import (
@@ -470,7 +470,7 @@ def check_learned(run: Run, state: RunState, found: Evaluation) -> None:
         what = "the run diverged: its loss or its weights are no numbers any more"
     if what:
         remedy = "no model is written; lower optim.peak_lr, take run.precision=fp32, or look for odd numbers"
-        raise UserError(what, where=str(run.folder.path), remedy=remedy)
+        raise Diverged(what, where=str(run.folder.path), remedy=remedy)
 
 
 def evaluated_values(folder: Path, metric: Metric) -> list[float]:

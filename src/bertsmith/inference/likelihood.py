@@ -19,7 +19,7 @@ from torch import Tensor
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.engine import WINDOW_TEXTS, Advance, Engine, batching_for, in_streams
-from bertsmith.inference.fill_mask import MASKS_AT_ONCE, known_word_scores, predicting_row
+from bertsmith.inference.fill_mask import MASKS_AT_ONCE, scores_of_tokens
 from bertsmith.inference.outputs import Likelihood, WordLikelihood
 from bertsmith.inference.text_reader import Integers, Sequences, TokenizedText, as_list
 from bertsmith.packed import PackedBatch
@@ -33,7 +33,7 @@ GPU_ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True, slots=True)
 class _Predictions:
-    """A batch, the rows that predict tokens, these tokens, and their places among the tokens of all texts."""
+    """A batch, the rows of the predicted tokens, these tokens, and their places among those of all texts."""
 
     batch: PackedBatch
     rows_P: Integers
@@ -50,13 +50,14 @@ def likelihoods(engine: Engine, texts: Iterable[str], *, truncate: bool) -> list
         if not isinstance(text, str):
             what = f"is {type(text).__name__}, not a text"
             raise UserError(what, index=number, remedy="a text with a likelihood is a str")
+    sides = {np.sign(view.offset) for view in engine.network.encoder.word_views()}
+    is_pseudo = sides not in ({-1}, {1})  # each token is predicted from both sides
     with progress_bar("reading texts", len(several)) as advance:
         for first in range(0, len(several), WINDOW_TEXTS):
             read = engine.reader.tokenize(several[first : first + WINDOW_TEXTS], first=first)
             engine.reader.check(read, truncate=truncate, first=first)
             whole = [engine.reader.truncated(each) for each in read]
             scores = token_log_probabilities(engine, [each.encoded for each in whole], advance)
-            is_pseudo = predicting_row(engine) == 0
             found += [_likelihood(*each, is_pseudo=is_pseudo) for each in zip(whole, scores, strict=True)]
     return found
 
@@ -70,20 +71,21 @@ def token_log_probabilities(
     """
     if not encoded:
         return []
-    sequences, aside = Sequences.of(encoded), predicting_row(engine)
+    sequences, encoder = Sequences.of(encoded), engine.network.encoder
     is_text_T = np.fromiter((own >= 0 for each in encoded for own in each.sequence), bool, sequences.tokens)
-    copies_S = 1 if aside else np.diff(sequences.starts_S1)
+    offsets = [view.offset for view in encoder.word_views()]
+    copies_S = np.diff(sequences.starts_S1) if 0 in offsets else 1
     cut = batching_for(int((copies_S * np.diff(sequences.starts_S1)).sum()), engine.device)
-    if aside:
-        asked = _one_sided(sequences, is_text_T, aside=aside, budget=cut.tokens)
-    else:
+    if 0 in offsets:
         asked = _masked(sequences, is_text_T, mask=engine.tokenizer.mask_id, budget=cut.tokens)
+    else:
+        asked = _one_sided(sequences, is_text_T, offsets=offsets, budget=cut.tokens)
 
     def computed(given: _Predictions) -> tuple[_Predictions, Tensor]:
         with torch.no_grad():
-            rows_P = torch.from_numpy(given.rows_P).to(engine.device)
-            states_PD = engine.network.encoder(given.batch.to(engine.device), rows=rows_P)
-            return given, _log_probabilities(engine, states_PD, torch.from_numpy(given.tokens_P))
+            rows_R = encoder.predicting_rows(torch.from_numpy(given.rows_P).to(engine.device))
+            views = encoder.by_view(encoder(given.batch.to(engine.device), rows=rows_R))
+            return given, _log_probabilities(engine, views, torch.from_numpy(given.tokens_P))
 
     places, values = [], []
     for given, values_P in in_streams(computed, asked, streams=cut.streams):
@@ -117,29 +119,32 @@ def _masked(
 
 
 def _one_sided(
-    sequences: Sequences, is_text_T: NDArray[np.bool_], *, aside: int, budget: int
+    sequences: Sequences, is_text_T: NDArray[np.bool_], *, offsets: list[int], budget: int
 ) -> Iterator[_Predictions]:
-    """Yield batches of the texts; a token is predicted by its neighbour, if it has one on that side."""
+    """Yield batches of the texts; a token is predicted by its neighbours, if it has them on these sides."""
     for numbers, batch in sequences.batches(budget):
         starts = batch.layout.starts_S1.numpy().astype(np.int64)
         text_T = np.repeat(np.arange(len(numbers)), np.diff(starts))
         places_T = sequences.starts_S1[numbers][text_T] + batch.positions_T.numpy()
-        by_T = np.arange(len(text_T)) + aside
-        inside_T = (starts[text_T] <= by_T) & (by_T < starts[text_T + 1])
-        chosen = np.flatnonzero(is_text_T[places_T] & inside_T)
-        places_P = places_T[chosen]
-        yield _Predictions(batch, by_T[chosen], sequences.tokens_T[places_P], places_P, len(numbers))
+        rows_T = np.arange(len(text_T))
+        has_first_T = starts[text_T] <= rows_T + min(offsets)
+        has_last_T = rows_T + max(offsets) < starts[text_T + 1]
+        rows_P = np.flatnonzero(is_text_T[places_T] & has_first_T & has_last_T)
+        places_P = places_T[rows_P]
+        yield _Predictions(batch, rows_P, sequences.tokens_T[places_P], places_P, len(numbers))
 
 
-def _log_probabilities(engine: Engine, states_PD: Tensor, tokens_P: Tensor) -> Tensor:
-    """Return the log-probability of one token for each state [P]."""
+def _log_probabilities(engine: Engine, views: Sequence[Tensor], tokens_P: Tensor) -> Tensor:
+    """Return the log-probability of each token [P], given the states that each view reads [P, D]."""
     at_once = MASKS_AT_ONCE if engine.device.type == "cpu" else GPU_ROWS_AT_ONCE
     found = []
-    for first in range(0, len(states_PD), at_once):
-        scores_PV = known_word_scores(engine, states_PD[first : first + at_once])
-        ids_P1 = tokens_P[first : first + at_once, None].to(engine.device)
+    for first in range(0, len(tokens_P), at_once):
+        some = slice(first, first + at_once)
+        scores_PV = engine.network.scores_of_views([states_PD[some] for states_PD in views])
+        scores_PV = scores_of_tokens(engine, scores_PV)
+        ids_P1 = tokens_P[some, None].to(engine.device)
         found.append(scores_PV.gather(1, ids_P1)[:, 0] - scores_PV.logsumexp(-1))
-    return torch.cat(found)
+    return torch.cat(found) if found else views[0].new_empty(0)
 
 
 def _likelihood(text: TokenizedText, scores_T: Doubles, *, is_pseudo: bool) -> Likelihood:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import torch
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Diverged, UserError
 from bertsmith.core.files import read_json
 from bertsmith.core.measures import Declaration
 from bertsmith.core.wording import counted
@@ -34,6 +34,7 @@ from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, constant_predictio
 from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
+    check_held_out_is_finite,
     check_weights_are_finite,
     whole_networks,
     write_results,
@@ -490,7 +491,7 @@ def _roll_back(run: Run, state: RunState, journal: RunJournal) -> None:
     saved = latest_state(run.folder.checkpoints, run.world)
     if saved is None or saved.state.step == state.rolled_back_to:
         what = f"{row} steps in a row had no usable gradient, and there is no other state to go back to"
-        raise UserError(what, where=f"step {step}", remedy="lower optim.peak_lr or raise run.spike_factor")
+        raise Diverged(what, where=f"step {step}", remedy="lower optim.peak_lr or raise run.spike_factor")
     state.rolled_back_to = saved.state.step
     load_checkpoint(saved, run.trainer)
     run.trainer.guard.rollbacks += 1  # a pending step used the old weights
@@ -512,6 +513,7 @@ def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["fin
     with run.averaged_weights():
         networks = whole_networks(run.trainer)
         run.world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
+        check_held_out_is_finite(state.held_out, where=str(run.folder.path))
         seconds = round(run.clock(), 3)
         journal.write("event", step, {"state": ending, "seconds": seconds})
         facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
