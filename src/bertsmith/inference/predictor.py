@@ -11,6 +11,7 @@ import numpy as np
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine
+from bertsmith.inference.fill_mask import check_count
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.task_model import TaskModel, task_model_of
@@ -41,7 +42,10 @@ NAMED_TAGS = 5
 
 @dataclass(frozen=True, slots=True)
 class Predictor:
-    """A task head, and the engine that reads texts for it."""
+    """A task head, and the engine that reads texts for it.
+
+    A server computes in steps: it can serve others between two batches of a long text.
+    """
 
     model: TaskModel
     engine: Engine
@@ -53,7 +57,9 @@ class Predictor:
         """The labels, the rule for long texts and the rest of task.json."""
         return self.model.config
 
-    def classify_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[Classification]]:
+    def classify_in_steps(
+        self, texts: Iterable[TextInput], *, truncate: bool = False
+    ) -> Steps[list[Classification]]:
         """Return the class or classes of each text."""
         if self.config.kind.ability != "classify":
             raise UserError("this model gives a text a number, not a class", remedy="call score")
@@ -79,7 +85,7 @@ class Predictor:
             )
         return found
 
-    def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[float]]:
+    def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool = False) -> Steps[list[float]]:
         """Return the number of each text."""
         if self.config.kind.ability != "score":
             raise UserError("this model gives a text a class, not a number", remedy="call classify")
@@ -138,9 +144,10 @@ class Predictor:
         return entities
 
     def answers_in_steps(
-        self, questions: Iterable[tuple[str, str] | TokenizedText]
+        self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int
     ) -> Steps[list[list[QuestionAnswer]]]:
-        """Return the answers to each question from its passage, the best first."""
+        """Return the `best` answers to each question from its passage, the best first."""
+        check_count("best", best)
         pairs = as_pairs(questions)
         for number, pair in enumerate(pairs):
             texts = pair.text if isinstance(pair, TokenizedText) else pair
@@ -151,7 +158,7 @@ class Predictor:
         if not examples:
             return []
         predicted = yield from self._predict_in_steps(examples)
-        return [[answer, *_others(answer)] for answer in predicted.predictions.answers]
+        return [[answer, *_others(answer)][:best] for answer in predicted.predictions.answers]
 
     def choose_each(
         self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool
