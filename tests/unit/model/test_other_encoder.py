@@ -334,7 +334,7 @@ def test_a_mask_is_filled_by_what_both_sides_say_of_it(both_sides):
 
 
 def test_a_word_is_as_likely_as_both_sides_say_together_and_nothing_is_masked(both_sides):
-    words = "the smith heats the iron".split()
+    words = ["the", "smith", "heats", "the", "iron"]
     (found,) = both_sides.likelihood([" ".join(words)])
     assert found.is_pseudo
     for place, word in enumerate(words):
