@@ -345,7 +345,7 @@ class Bert:
 
         Example: bertsmith.load().likelihood(["The cats annoy Tim.", "The cats annoys Tim."])
         """
-        self._need("mlm", "to give texts a likelihood")
+        self._need("mlm", "give texts a likelihood")
         return likelihoods(self.engine, texts, truncate=truncate)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
