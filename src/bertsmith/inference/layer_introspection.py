@@ -103,14 +103,14 @@ def inspect_guesses(bert: Bert, text: str | TokenizedText, top: int) -> list[Mas
     """Return, for each mask of a text, the masked-language head's guesses from every layer."""
     engine = bert.engine
     (masked,) = fill_mask.encode_masked(engine, [text], truncate=False)
-    rows = [index + fill_mask.predicting_row(engine) for index in masked.indices]
+    rows_P = torch.tensor(masked.indices, device=engine.device)
     batch = pack([masked.encoded.ids], [masked.encoded.segments]).to(engine.device)
     encoder = engine.network.encoder
     with torch.no_grad():
         *states, last_ND = encoder.hidden_states(batch)
         # In a pre-norm encoder, what a head reads was normalised once more at the end.
         after = [*(encoder.after(state_ND) for state_ND in states), last_ND]
-        scores = [fill_mask.word_log_probabilities(engine, state_ND[rows]) for state_ND in after]
+        scores = [fill_mask.word_log_probabilities(engine, state_ND, rows_P) for state_ND in after]
     spans = fill_mask.mask_offsets_in(masked.text, masked.encoded, bert.tokenizer)
     return [
         MaskLayers(start, end, _guesses_of(engine, [layer_PV[mask] for layer_PV in scores], top))

@@ -24,8 +24,17 @@ from bertsmith.inference.finetuned_folder import (
     read_finetuned,
     write_finetuned,
 )
+from bertsmith.inference.likelihood import likelihoods
 from bertsmith.inference.model_path import is_adapter, model_folder
-from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, NextSentence, TaggedWord
+from bertsmith.inference.outputs import (
+    ABILITIES,
+    Choice,
+    Classification,
+    Entity,
+    Likelihood,
+    NextSentence,
+    TaggedWord,
+)
 from bertsmith.inference.precision import fast_network, quantised_network, takes_int8, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.inference.vectors import direction_of_no_text, pooled_texts, without_direction
@@ -316,6 +325,17 @@ class Bert:
         """Yield the text with one more token each time; each token costs reading all of it again."""
         self._need("mlm", "extend texts")
         return fill_mask.extend_text(self.engine, text, count)
+
+    def likelihood(self, texts: Iterable[str], *, truncate: bool = False) -> list[Likelihood]:
+        """Return the likelihood of each text and of each of its words; special tokens are not counted.
+
+        A masked model gives the pseudo-log-likelihood: it reads a text of n tokens n times, each time with
+        another token masked. A one-sided model reads it once.
+
+        Example: bertsmith.load().likelihood(["The cats annoy Tim.", "The cats annoys Tim."])
+        """
+        self._need("mlm", "give texts a likelihood")
+        return likelihoods(self.engine, texts, truncate=truncate)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
         """Predict whether the second text follows the first."""

@@ -9,8 +9,8 @@ import numpy as np
 from fastapi import APIRouter
 from numpy.typing import NDArray
 
-from bertsmith.inference.left_out_words import TextWords
 from bertsmith.inference.text_reader import Reader, TokenizedText
+from bertsmith.inference.text_words import TextWords
 from bertsmith.serve import look_schemas as views
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, check_size
