@@ -407,21 +407,15 @@ def stoppable(
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     """Print the result of each run, the spread over the runs, and the best run."""
-    from bertsmith.studies.sweep import (
-        best_of,
-        early_ends,
-        mean_baselines,
-        plain_spreads,
-        ran_to_their_end,
-        spreads_of,
-    )
+    from bertsmith.studies import sweep
 
-    runs_in_order = ran_to_their_end(results.values())
-    best, spreads, baselines = best_of(results), spreads_of(runs_in_order), mean_baselines(runs_in_order)
+    runs_in_order = sweep.ran_to_their_end(results.values())
+    best, spreads = sweep.best_of(results), sweep.spreads_of(runs_in_order)
+    baselines = sweep.mean_baselines(runs_in_order)
     if as_json:
         runs = {name: result.metrics for name, result in results.items()}
-        summary = {"finished": True, "runs": runs, "best": best, "spreads": plain_spreads(spreads)}
-        echo(json.dumps({**summary, "baselines": baselines, "ended_early": early_ends(results)}))
+        summary = {"finished": True, "runs": runs, "best": best, "spreads": sweep.plain_spreads(spreads)}
+        echo(json.dumps({**summary, "baselines": baselines, "ended_early": sweep.early_ends(results)}))
         return
     for name, result in results.items():
         echo(f"{name}: {_run_text(result)}")
