@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.terminal import reporting_stops
 from bertsmith.inference.embedded_models import embedded_models
 
@@ -68,7 +69,7 @@ def corpus(
         list[Path] | None,
         Option(help="Phrases or entities to mark, one a line, perhaps a tab and phrase|entity. Repeatable."),
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Turn text into a token store.
 
@@ -94,17 +95,17 @@ def corpus(
         language=language,
         cleaning=Cleaning(repair_mojibake, min_characters, drop_junk),
         duplicates=duplicates,
-        exclude=tuple(path.expanduser() for path in exclude or ()),
-        lexicons=tuple(path.expanduser() for path in lexicon or ()),
-        add_words=tuple(path.expanduser() for path in add_words or ()),
+        exclude=tuple(exclude or ()),
+        lexicons=tuple(lexicon or ()),
+        add_words=tuple(add_words or ()),
     )
     if sentences == "split" and not has_rules(check_language(language)):
         echo(f"bertsmith: {language} has no rules for sentences of its own; {OTHER_RULES}", err=True)
     with reporting_stops():
         report = build_store(
             sources,
-            out.expanduser(),
-            vocabulary=embedded_models().get(str(vocab), vocab.expanduser()),
+            out,
+            vocabulary=embedded_models().get(str(vocab), vocab),
             settings=settings,
             workers=Workers(workers, engine),
         )

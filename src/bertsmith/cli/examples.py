@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,10 +70,8 @@ def examples(
     step: Annotated[int, Option(min=0, help="The step they belong to, counted in the stage.")] = 0,
     stage: Annotated[int, Option(min=0, help="The stage of the recipe, counted from 0.")] = 0,
     over: Annotated[int, Option(min=1, help="How many examples of the first epoch to count over.")] = 10_000,
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    overrides: options.Settings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show what the model is trained on.
 
@@ -83,7 +83,7 @@ def examples(
     """
     from bertsmith.recipe.load import load_recipe  # heavy parts load here, not for --help
 
-    request = ExamplesRequest(store.expanduser(), stage, step, show, over)
+    request = ExamplesRequest(store, stage, step, show, over)
     report = build_report(load_recipe(recipe, overrides or []), request)
     if as_json:
         echo(to_json(report))

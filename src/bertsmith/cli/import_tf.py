@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
+
 if TYPE_CHECKING:
     from bertsmith.interchange.tensorflow import ImportReport
 
@@ -19,7 +21,7 @@ def import_tf(
         Literal["published", "erf", "tanh"],
         Option(help="Form of GELU; 'published' is the one the checkpoint was released with."),
     ] = "published",
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Import a TensorFlow 1 checkpoint.
 
@@ -33,7 +35,7 @@ def import_tf(
     """
     from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
 
-    report = import_checkpoint(source.expanduser(), out.expanduser(), gelu=gelu)
+    report = import_checkpoint(source, out, gelu=gelu)
     if not as_json:
         show(report)
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.terminal import reporting_stops
 from bertsmith.core.errors import UserError
 
@@ -50,7 +51,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
     workers: Annotated[int, Option(min=1, help="Processes; the result is always the same.")] = (
         os.cpu_count() or 1
     ),
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Learn a vocabulary from text.
 
@@ -67,7 +68,6 @@ def vocab(  # noqa: PLR0913 - the options of a command
     from bertsmith.text.word_counts import Counting, count_words
 
     started = time.monotonic()
-    out = out.expanduser()
     case: Literal["uncased", "cased"] = "cased" if cased else "uncased"
     settings = VocabularySettings(size, kind, case, characters=alphabet, unused=unused, min_count=min_count)
     with reporting_stops(), new_folder(out) as fresh:

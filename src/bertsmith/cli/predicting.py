@@ -1,4 +1,4 @@
-"""Shared by the verbs that predict: options, opening a model, and bars of probabilities."""
+"""Shared by the verbs that predict: opening a model, naming its inputs in errors, and bars."""
 
 import gc
 import json
@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from typer import Option, echo
+from typer import echo
 
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.inference.embedded_models import default_model, embedded_models_for
 from bertsmith.inference.model_path import is_model, model_folder
 from bertsmith.inference.outputs import ABILITIES
-from bertsmith.model.sentence_modules import Pooling
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,51 +22,6 @@ if TYPE_CHECKING:
 
     from bertsmith.inference.loaded_model import Bert, Precision
 
-ModelOption = Annotated[
-    Path | None,
-    Option(
-        "--model",
-        metavar="FOLDER",
-        help="Model or run folder, or the name of a fetched one; else an embedded one.",
-    ),
-]
-BaseOption = Annotated[
-    Path | None,
-    Option(
-        "--base",
-        metavar="FOLDER",
-        help="Of an adapter folder, the model it belongs to; without it the one that it names.",
-    ),
-]
-DeviceOption = Annotated[
-    str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-]
-# A test compares these names with inference, which would load torch and delay --help.
-PrecisionOption = Annotated[
-    str,
-    Option(
-        "--precision",
-        help="auto (bf16, or int8 of a quantised folder, where the machine is made for it, else fp32), fp32, "
-        "bf16, int8 (CPU).",
-    ),
-]
-JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
-TruncateOption = Annotated[
-    bool, Option("--truncate", help="Cut texts that are too long for the model; else they are rejected.")
-]
-PoolingOption = Annotated[
-    Pooling | None,
-    Option(
-        "--pooling",
-        help="What stands for a text: the mean, first (cls) or largest of its tokens' vectors, ..., the "
-        "pooler's output, or the mean less what an empty text has (centred); without it, what the folder "
-        "says, else centred.",
-    ),
-]
-PromptOption = Annotated[
-    str | None,
-    Option("--prompt", metavar="TEXT", help='Put before each text; "" for none, where the folder has one.'),
-]
 
 BAR_WIDTH = 30
 EIGHTHS = " ▏▎▍▌▋▊▉"
@@ -104,7 +58,7 @@ def open_model(
 
     own = embedded_models_for(*abilities)
     named = cast("Precision", precision)  # `load` rejects any other
-    for chosen in (own or [default_model()]) if folder is None else [folder.expanduser()]:
+    for chosen in (own or [default_model()]) if folder is None else [folder]:
         bert = load(chosen, device=device, precision=named, base=base)
         if set(abilities) & set(bert.abilities):
             if folder is None:
