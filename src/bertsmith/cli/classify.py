@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import bars, console, naming_inputs, open_model, print_json
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bars, console, print_json
 from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import classification_to_json

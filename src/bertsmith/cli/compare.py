@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import bar, console, naming_inputs, open_model, print_json
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bar, console, print_json
 from bertsmith.cli.text_files import STANDARD_INPUT, lines_of
 from bertsmith.core.errors import UserError
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Exit, Option, echo, style
 
-from bertsmith.cli.predicting import console
+from bertsmith.cli.presenting import console
 from bertsmith.cli.village import write_village
 from bertsmith.core.files import check_not_taken, read_json
 from bertsmith.inference.embedded_models import embedded_models_for

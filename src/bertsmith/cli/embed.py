@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import open_model, print_json, without_garbage_collection
+from bertsmith.cli.predicting import open_model, without_garbage_collection
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.text_files import TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat

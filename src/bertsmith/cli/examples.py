@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -249,12 +250,7 @@ def _print_strip(console: "Console", strip: list["Text"]) -> None:
 
 def print_statistics(console: "Console", report: ExamplesReport) -> None:
     """Print the fractions of the random choices, the recipe's values, and a histogram of lengths."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    for label, text in _statistics_lines(report):
-        table.add_row(label, text)
-    console.print(table)
+    print_facts(_statistics_lines(report))
     console.print("\nLengths in tokens")
     lengths = report.statistics.lengths.tolist()
     step = -(-max(lengths) // BARS)

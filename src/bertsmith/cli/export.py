@@ -7,7 +7,7 @@ from typing import Annotated
 from typer import Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import print_json
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 
 

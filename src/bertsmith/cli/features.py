@@ -7,7 +7,8 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import open_model, print_json, without_garbage_collection
+from bertsmith.cli.predicting import open_model, without_garbage_collection
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.text_files import STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import sha256_of

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 from typer import Argument, Option
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import bars, console, highlighted, naming_inputs, open_model, print_json
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bars, console, highlighted, print_json
 from bertsmith.cli.text_files import STANDARD_INPUT, pieces_of, texts_of
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import masks_to_json

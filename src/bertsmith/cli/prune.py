@@ -8,7 +8,7 @@ from typer import Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
-from bertsmith.cli.predicting import print_json
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 

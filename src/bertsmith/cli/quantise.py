@@ -9,7 +9,8 @@ from typer import Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.classify import text_or_pair
-from bertsmith.cli.predicting import naming_inputs, print_json
+from bertsmith.cli.predicting import naming_inputs
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.text_files import TextSource, pieces_of
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder

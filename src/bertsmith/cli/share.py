@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from typer import Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import print_json
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.files import new_folder
 
 Shared = Literal["all", "attention", "ffn", "none"]

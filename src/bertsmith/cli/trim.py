@@ -7,7 +7,7 @@ from typer import Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.classify import text_or_pair
-from bertsmith.cli.predicting import print_json
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.text_files import TextSource, pieces_of, reading_bar
 from bertsmith.core.files import new_folder
 from bertsmith.tasks.table_format import TableFormat

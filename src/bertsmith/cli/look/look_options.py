@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option, echo
 
 from bertsmith.cli.classify import text_or_pair
-from bertsmith.cli.predicting import open_model, print_json
+from bertsmith.cli.predicting import open_model
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.text_files import pieces_of
 from bertsmith.inference.embedded_models import embedded_models_for
 

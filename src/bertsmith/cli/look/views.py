@@ -12,7 +12,8 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.look import look_options as looking
-from bertsmith.cli.predicting import naming_inputs, print_json
+from bertsmith.cli.predicting import naming_inputs
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.core.wording import counted
 
