@@ -1,6 +1,5 @@
 """`bertsmith finetune`: train a model for a task from an encoder and labelled data."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
@@ -171,7 +171,7 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         }
         if result.layer_weights:
             compared["layer_weights"] = result.layer_weights
-        echo(json.dumps({**summary, **compared, "finished": result.finished}))
+        print_json({**summary, **compared, "finished": result.finished})
         return
     if not result.finished:
         steps = counted(result.steps, "step")
@@ -401,7 +401,7 @@ def stoppable(
             return study(callback)
     except Stopped as stopped:
         text = f"stopped in {stopped}; give the same command again to resume"
-        echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else text)
+        print_json({"finished": False, "stopped_in": str(stopped)}) if as_json else echo(text)
         raise Exit(STOPPED) from None
 
 
@@ -415,7 +415,7 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     if as_json:
         runs = {name: result.metrics for name, result in results.items()}
         summary = {"finished": True, "runs": runs, "best": best, "spreads": sweep.plain_spreads(spreads)}
-        echo(json.dumps({**summary, "baselines": baselines, "ended_early": sweep.early_ends(results)}))
+        print_json({**summary, "baselines": baselines, "ended_early": sweep.early_ends(results)})
         return
     for name, result in results.items():
         echo(f"{name}: {_run_text(result)}")

@@ -1,6 +1,5 @@
 """`bertsmith glue`: fine-tune on every GLUE task, and print one table."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +8,7 @@ from typer import Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
@@ -70,4 +70,4 @@ def glue(
         lr_grid=lr_grid,
     )
     table = stoppable(partial(study, request), as_json=as_json)
-    echo(json.dumps(plain_table(table)) if as_json else table_text(table))
+    print_json(plain_table(table)) if as_json else echo(table_text(table))

@@ -1,6 +1,5 @@
 """`bertsmith likelihood`: compute how probable a text is, and each of its words."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,7 +89,7 @@ def likelihood(
     if out is not None:
         written = write(out, scored, words=words)
         shown = f"{written:,} {'text' if written == 1 else 'texts'} -> {out}"
-        echo(json.dumps({"texts": written, "out": str(out)}) if as_json else shown)
+        print_json({"texts": written, "out": str(out)}) if as_json else echo(shown)
     else:
         print_lines(scored, words=words, as_json=as_json)
 

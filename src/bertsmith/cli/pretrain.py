@@ -1,6 +1,5 @@
 """`bertsmith pretrain`: train a model from a token store."""
 
-import json
 import time
 from dataclasses import asdict
 from functools import partial
@@ -12,6 +11,7 @@ from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import LOSS, Metric, brief
@@ -233,7 +233,7 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json:
     if as_json:
         rows = [{**asdict(each), "folder": str(each.folder)} for each in outcomes]
         best = "" if outcomes[0].early_end else outcomes[0].name
-        echo(json.dumps({"state": "finished", "best": best, "runs": rows}))
+        print_json({"state": "finished", "best": best, "runs": rows})
         return
     from bertsmith.objectives.registry import declaration
 
@@ -283,7 +283,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             "saved_step": result.saved_step,
             "early_end": result.early_end,
         }
-        echo(json.dumps(summary))
+        print_json(summary)
         return
     from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, above_frequencies
     from bertsmith.pretraining.pretrained_model import held_out_rows
