@@ -13,7 +13,6 @@ from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
-from bertsmith.recipe.toml_text import value_text
 from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def finetune(
     from bertsmith.finetuning.suited_settings import suited_recipe
     from bertsmith.inference.embedded_models import default_model
 
-    given = [
+    rows = [
         ("--epochs", "run.epochs", epochs),
         ("--minutes", "run.minutes", minutes),
         ("--lr", "optim.peak_lr", lr),
@@ -131,15 +130,15 @@ def finetune(
         ("--seed", "run.seed", seed),
         ("--quick", "head.encoder", "frozen-linear" if quick else None),
     ]
-    options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
+    given = options.settings_of(rows)
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
     own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
     chosen = own_task(own, data) if task == OWN else published_task(task, own)
     start = model or default_model()
-    recipe, reason = suited_recipe(chosen, data, start, settings or [], options=options, skip_bad=skip_bad)
+    recipe, reason = suited_recipe(chosen, data, start, settings or [], options=given, skip_bad=skip_bad)
     assignment = Assignment(chosen, recipe, start, data, out, skip_bad, reason)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
-    study.check([*(line for _, line in options), *(settings or [])])
+    study.check([*(line for _, line in given), *(settings or [])])
     if quick:
         _check_quick(chosen, study, minutes)
     if study.flags():

@@ -10,7 +10,6 @@ from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.toml_text import value_text
 
 
 def glue(
@@ -61,9 +60,7 @@ def glue(
         out,
         seeds=seeds,
         settings=tuple(settings or ()),
-        options=tuple(
-            (name, f"{key}={value_text(value)}") for name, key, value in given if value is not None
-        ),
+        options=tuple(options.settings_of(given)),
         skip_bad=skip_bad,
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         search=search,

@@ -16,12 +16,11 @@ from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import LOSS, Metric, brief
 from bertsmith.core.wording import counted
-from bertsmith.recipe.toml_text import value_text
 
 AUTO = "auto"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bertsmith.pretraining.pretrain import PretrainingResult
     from bertsmith.pretraining.run_setup import EarlyStopping
@@ -96,7 +95,7 @@ def pretrain(
     sizes = run_options(
         steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
     )
-    given, settings = [*spelled(begins), *sizes], settings or []
+    given, settings = [*options.settings_of(begins), *sizes], settings or []
     stopping = EarlyStopping(if_flat=stop_if_flat)
     if check_auto(recipe, size=size, objective=objective, sweeps=bool(sweep)):
         from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
@@ -154,12 +153,7 @@ def run_options(
         ("--device", "run.device", device or None),
         ("--precision", "run.precision", precision or None),
     )
-    return spelled(given)
-
-
-def spelled(given: "Iterable[tuple[str, str, Any]]") -> "list[tuple[str, str]]":
-    """Return the given options, each with its `key=value`."""
-    return [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
+    return options.settings_of(given)
 
 
 def run(
