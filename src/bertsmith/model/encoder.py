@@ -75,7 +75,7 @@ class Encoder(nn.Module, ABC):
     compilable: ClassVar[bool] = True
     """True if torch.compile can trace it as one graph."""
 
-    def __init__(self, sentence: Literal["first", "last", "mean"] = "first") -> None:
+    def __init__(self, sentence: Literal["first", "last", "mean", "ends"] = "first") -> None:
         super().__init__()
         self.sentence = sentence
         self.direction: Direction = "both"
@@ -174,7 +174,7 @@ class Encoder(nn.Module, ABC):
         return ALL if rows is None else rows(layout)
 
     def sentence_states(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
-        """What stands for a whole sequence [S, D]: its first row ([CLS]), its last one, or the mean of all.
+        """What stands for a whole sequence [S, D]: its first row ([CLS]), its last one, both, or the mean of all.
 
         A causal encoder must say "last": its first row sees no text, and a head on it would be a constant.
         """
@@ -255,4 +255,15 @@ def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     return torch.segment_reduce(values_TD, "max", offsets=layout.starts_S1.long(), axis=0, unsafe=True)
 
 
-SENTENCE_STATES = {"first": first_of_rows, "last": last_of_rows, "mean": mean_of_rows}
+def ends_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
+    """The last row's first half and the first row's second half: of two directions, where each has read all."""
+    forwards_TE, backwards_TE = values_TD.chunk(2, -1)
+    return torch.cat((forwards_TE[last_rows(layout)], backwards_TE[first_rows(layout)]), -1)
+
+
+SENTENCE_STATES = {
+    "first": first_of_rows,
+    "last": last_of_rows,
+    "mean": mean_of_rows,
+    "ends": ends_of_rows,
+}

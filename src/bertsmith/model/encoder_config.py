@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from bertsmith.core.errors import UserError
 from bertsmith.model.activations import ACTIVATIONS
 
-Direction = Literal["both", "left-to-right", "right-to-left"]
-"""Which tokens of its sequence a token sees besides itself: all, those before it, or those behind it."""
+Direction = Literal["both", "left-to-right", "right-to-left", "two-directions"]
+"""Which tokens of its sequence a token sees besides itself: all, those before it, those behind it, or, in each
+half of its state, those on one side."""
 FP32, BF16 = 4, 2
 Part = TypeVar("Part")
 
