@@ -65,7 +65,7 @@ class WordView(NamedTuple):
         return (rows_P + self.offset).clamp(min=0) if self.offset else rows_P
 
 
-BESIDE = {"both": 0, "left-to-right": -1, "right-to-left": 1}
+BESIDE: dict[Direction, int] = {"both": 0, "left-to-right": -1, "right-to-left": 1}
 """Rows from a word to the one that sees all of its side, but not the word."""
 
 

@@ -89,6 +89,11 @@ class EncoderConfig(ABC):
     def layer_bytes(self, form: StepForm) -> int:
         """Return the bytes for each token of its widest layer."""
 
+    def first_token_sees(self) -> str:
+        """Return how little of a text its first token sees; empty if it sees all."""
+        little = {"left-to-right": "nothing of the text", "two-directions": "the text in half of its state only"}
+        return little.get(self.direction, "")
+
     def shape_text(self) -> str:
         """Return its sizes in words."""
         return f"{self.layers} layers, width {self.width}"

@@ -347,6 +347,8 @@ class Transformer(Encoder):
 
     def look(self, direction: Direction) -> None:
         """Let each token see both sides or one only, in training and afterwards."""
+        if direction == "two-directions":  # its states have no halves that see one side each
+            super().look(direction)
         causal, backwards = direction != "both", direction == "right-to-left"
         for part in [each for each in self.modules() if isinstance(each, SelfAttention)]:
             part.training_rule = replace(part.training_rule, causal=causal, backwards=backwards)

@@ -61,16 +61,6 @@ class RecurrentConfig(EncoderConfig):
     def shape_text(self) -> str:
         return f"{super().shape_text()}, two directions of {self.cell:,} cells"
 
-    def checked(self, reader: ConfigReader) -> Self:
-        """Raise if a direction cannot have its half of the width."""
-        if self.width % DIRECTIONS:
-            what = f"a width of {self.width} has no halves for two directions"
-            raise UserError(what, where=reader.where, remedy="make the width even")
-        if self.cell < self.half:
-            what = f"cells of {self.cell} are narrower than half of the width, {self.half}"
-            raise UserError(what, where=reader.where, remedy="make the cells wider, or the width smaller")
-        return super().checked(reader)
-
     def own_settings(self) -> tuple[str, ...]:
         """Name what the published ELMo does not have; no class of transformers has any of it."""
         return ("word pieces",)
@@ -114,13 +104,20 @@ class RecurrentConfig(EncoderConfig):
 
 def read_config(reader: ConfigReader) -> RecurrentConfig:
     """The config in a config.json, whose keys are ours."""
-    width, dropout = reader.size("hidden_size", 1024), reader.rate("dropout", 0.1)
+    width, cell = reader.size("hidden_size", 1024), reader.size("cell_size", 4096)
+    if width % DIRECTIONS:
+        what = f"a width of {width} has no halves for two directions"
+        raise UserError(what, where=reader.where, remedy="make the width even")
+    if cell < width // DIRECTIONS:
+        what = f"cells of {cell} are narrower than half of the width, {width // DIRECTIONS}"
+        raise UserError(what, where=reader.where, remedy="make the cells wider, or the width smaller")
+    dropout = reader.rate("dropout", 0.1)
     return RecurrentConfig(
         model_type="elmo",
         vocabulary=reader.size("vocab_size"),
         width=width,
         layers=reader.size("num_hidden_layers", 2, most=MAX_LAYERS),
-        cell=reader.size("cell_size", 4096),
+        cell=cell,
         embedding_width=width // DIRECTIONS,
         positions=reader.size("max_position_embeddings", 512),
         dropout=dropout,
