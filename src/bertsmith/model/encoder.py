@@ -174,7 +174,7 @@ class Encoder(nn.Module, ABC):
         return ALL if rows is None else rows(layout)
 
     def sentence_states(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
-        """What stands for a whole sequence [S, D]: its first row ([CLS]), its last one, both, or the mean of all.
+        """Return each sequence's state [S, D]: its first row ([CLS]), its last, halves of both, or the mean.
 
         A causal encoder must say "last": its first row sees no text, and a head on it would be a constant.
         """
@@ -256,7 +256,7 @@ def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
 
 
 def ends_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The last row's first half and the first row's second half: of two directions, where each has read all."""
+    """The first half of each sequence's last row, and the second half of its first row [S, D]."""
     forwards_TE, backwards_TE = values_TD.chunk(2, -1)
     return torch.cat((forwards_TE[last_rows(layout)], backwards_TE[first_rows(layout)]), -1)
 

@@ -17,6 +17,7 @@ from bertsmith.packed import Layout, PackedBatch
 
 GATES = 4
 
+
 @dataclass(frozen=True, slots=True)
 class ReadingOrder:
     """The order in which an LSTM reads packed rows: the first ones of all sequences, then the second ones.

@@ -1,15 +1,15 @@
 """ELMo (Peters et al. 2018): two stacks of LSTMs, one for each direction, over word pieces.
 
-Its sizes, dropout and initial weights are those of the published code (allenai/bilm-tf, bin/train_elmo.py and
-bilm/training.py). Other than there, a token is a word piece with a vector of its own, and no convolution over
-its characters; the vectors are also the softmax's, which scores all pieces and not a sample. Neither cells nor
-projections are clipped at 3, which no fast LSTM of torch can do.
+Sizes, dropout and initial weights are those of the published code (allenai/bilm-tf: bin/train_elmo.py and
+bilm/training.py). Three things deviate from it. Tokens are word pieces with a vector each, not convolutions
+over characters. The softmax has these vectors, too, and scores all pieces, not a sample of them. Cells and
+projections are not clipped at 3, which torch's LSTM cannot do.
 """
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import (
@@ -22,7 +22,15 @@ from bertsmith.model.architecture import (
     fill_vector,
     pair_of,
 )
-from bertsmith.model.encoder_config import FP32, MAX_LAYERS, ConfigReader, EncoderConfig, PassSize, StepForm
+from bertsmith.model.encoder_config import (
+    BF16,
+    FP32,
+    MAX_LAYERS,
+    ConfigReader,
+    EncoderConfig,
+    PassSize,
+    StepForm,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,6 +53,7 @@ PARTS = {
 class RecurrentConfig(EncoderConfig):
     """Sizes of LSTMs in two directions; the defaults are those of ELMo."""
 
+    views: ClassVar[int] = DIRECTIONS
     cell: int = 4096
     """Width of a direction's cells, which are projected to half of `width` if they are wider than that."""
 
@@ -83,6 +92,9 @@ class RecurrentConfig(EncoderConfig):
         outputs = self.cell * self.half if self.projected else 0
         return 2.0 * size.tokens * self.layers * DIRECTIONS * (inputs + outputs)
 
+    def word_products(self) -> int:
+        return DIRECTIONS * self.vocabulary * self.half
+
     def kept_bytes(self, form: StepForm) -> int:
         if form.recompute:  # that keeps their inputs alone
             return self.layers * self.width * FP32
@@ -90,8 +102,10 @@ class RecurrentConfig(EncoderConfig):
 
     def layer_bytes(self, form: StepForm) -> int:
         # Of each direction: its inputs in their order, four gates, cells, their tanh, and the mixed states.
-        of_cells = (GATES + 3) * self.cell * form.value
-        inputs = 2 * self.half * form.value + self.half * form.dropout_mark
+        # A CPU keeps both precisions of many of them under autocast.
+        value = FP32 if form.precision == "fp32" else BF16 if form.device == "cuda" else FP32 + BF16
+        of_cells = (GATES + 3) * self.cell * value
+        inputs = 2 * self.half * value + self.half * form.dropout_mark
         return DIRECTIONS * (of_cells + inputs)
 
     def working_bytes(self, form: StepForm) -> int:
@@ -193,7 +207,7 @@ def initial(config: RecurrentConfig) -> InitialRule:
 
 
 def fill_bias(name: str, vector: "Tensor") -> None:
-    """Set a bias to 0, but to 1 for forget gates (TensorFlow's LSTMCell), in one of the two that are added."""
+    """Set a bias to 0, but one of the two of a forget gate to 1 (TensorFlow's LSTMCell)."""
     if not name.endswith(("bias_ih_l0", "bias_hh_l0")):
         return fill_vector(name, vector)
     vector.zero_()
