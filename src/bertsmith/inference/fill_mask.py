@@ -295,11 +295,16 @@ def check_count(name: str, value: object) -> None:
 
 def word_log_probabilities(engine: Engine, hidden_TD: Tensor, rows_P: Tensor) -> Tensor:
     """Return the log-probability of every token for the words at these rows [P, V]."""
-    scores_PV = engine.network.word_scores(hidden_TD, rows_P).float()
+    return scores_of_tokens(engine, engine.network.word_scores(hidden_TD, rows_P)).log_softmax(-1).cpu()
+
+
+def scores_of_tokens(engine: Engine, scores_PV: Tensor) -> Tensor:
+    """Return scores of words in fp32, -inf for rows of the vocabulary without a token."""
+    scores_PV = scores_PV.float()
     # Rows without a token (the matrix is rounded up, ids have gaps) mean nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
-    return scores_PV.log_softmax(-1).cpu()
+    return scores_PV
 
 
 def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[Candidate]:
