@@ -259,7 +259,7 @@ def test_the_formula_agrees_with_the_network_itself(name):
     with torch.device("meta"):
         network = build_network(
             published_config_of(model, vocabulary=1000),
-            {} if model.type in ("distilbert", "electra", "modernbert") else {"pooler": 0},
+            {} if model.type in ("distilbert", "electra", "modernbert", "elmo") else {"pooler": 0},
         )
     assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
@@ -269,6 +269,7 @@ def published_config_of(model, *, vocabulary):
     sizes = {"hidden_size": model.width, "num_hidden_layers": model.layers, "intermediate_size": model.inner}
     sizes |= {"num_attention_heads": model.heads, "type_vocab_size": model.segments, "vocab_size": vocabulary}
     sizes |= {"max_position_embeddings": model.positions + 2 * (model.type == "roberta")}
+    sizes |= {"cell_size": model.cell}
     if model.type == "distilbert":
         sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}
