@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Rows = Tensor | slice
 """Which packed rows are wanted: their numbers [R], or all."""
 ALL = slice(None)
+Sentence = Literal["first", "last", "mean", "ends"]
+"""What stands for a whole sequence; a function for each is in SENTENCE_STATES."""
 
 
 class Depth(NamedTuple):
@@ -75,7 +77,7 @@ class Encoder(nn.Module, ABC):
     compilable: ClassVar[bool] = True
     """True if torch.compile can trace it as one graph."""
 
-    def __init__(self, sentence: Literal["first", "last", "mean", "ends"] = "first") -> None:
+    def __init__(self, sentence: Sentence = "first") -> None:
         super().__init__()
         self.sentence = sentence
         self.direction: Direction = "both"

@@ -200,7 +200,7 @@ def initial(config: RecurrentConfig) -> InitialRule:
 
     def std(name: str) -> float:
         if name.endswith("table.weight"):
-            return config.half**-0.5
+            return 1 / math.sqrt(config.half)
         return stds.get(name.rpartition(".")[2], config.initial_std)
 
     return InitialRule(std, cut=math.inf, vector=fill_bias)
