@@ -101,6 +101,7 @@ class Failure:
 
     reason: str
     where: str = ""
+    """Name of the cell that failed, which may be an input of this one."""
     repeats: bool = False
     """True if the same work would fail again, so that it is not tried again."""
 
@@ -128,7 +129,8 @@ class Kind:
     """Return the keys of a recipe that do not decide the result."""
     work: Callable[["Stage"], float]
     """Estimate the operations of a stage, to begin with the longest and to tell the time that is left."""
-    by_clock: Callable[["Stage"], bool] = lambda _: False
+    by_clock: Callable[["Stage"], bool]
+    """Return True if the time that the work takes decides its result."""
 
 
 @dataclass(frozen=True)

@@ -231,13 +231,13 @@ class Scheduler:
             self.ends[stage.key] = self.ends.get(stage.key, 0) + 1
             if self.ends[stage.key] >= MAX_ENDS:
                 how = f"its process was ended {MAX_ENDS} times by a signal"
-                self._ended(Outcome(stage, failure=Failure(how, where=str(self.cells.folder(stage)))))
+                self._ended(Outcome(stage, failure=Failure(how, where=stage.name)))
         else:
             log = self.cells.folder(stage) / LOG
             lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
             last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
             self._ended(
-                Outcome(stage, failure=Failure(f"its process failed: {last.strip()}", where=str(log)))
+                Outcome(stage, failure=Failure(f"its process failed: {last.strip()}", where=stage.name))
             )
 
     def _ended(self, outcome: Outcome) -> None:
@@ -314,7 +314,7 @@ def run_cell(
     """Do the work of one cell in this process, and write down its result or failure."""
     threading.Thread(target=_stop_with_the_parent, daemon=True).start()
     folder = cells.folder(stage)
-    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
     _wait_for_lock(folder / LOCK)
@@ -327,7 +327,7 @@ def run_cell(
         if isinstance(error, DoesNotFit) and not alone:
             sys.exit(TOO_LARGE)
         repeats = isinstance(error, Diverged | DoesNotFit) or error.where in leaves(stage.recipe.model_dump())
-        cells.end(stage, Failure(error.line(), where=str(folder), repeats=repeats))
+        cells.end(stage, Failure(error.line(), where=stage.name, repeats=repeats))
         return
     if result is None:
         sys.exit(STOPPED)

@@ -118,8 +118,8 @@ class Study(Protocol):
 def run_study(study: Study, out: Path, cells: Cells, places: Places, callback: ProgressCallback) -> Report:
     """Make the missing cells, and write and return the report; a failed cell stops no other."""
     trials = study.trials()
-    _check(trials, places)
     stages = distinct(stage for trial in trials for stage in trial.stages.values())
+    _check(trials, stages.values(), places)
     handle = open_lock_file(out / LOCK)
     try:
         _lock(handle, out)
@@ -146,13 +146,12 @@ def rows_of(trials: Sequence[Trial], outcomes: Mapping[str, Outcome]) -> list[Ro
     ]
 
 
-def _check(trials: Sequence[Trial], places: Places) -> None:
+def _check(trials: Sequence[Trial], stages: Iterable[Stage], places: Places) -> None:
     """Raise if no trial can run, or a budget in minutes would be shared with neighbours."""
     if not any(trial.stages for trial in trials):
-        failure = next((trial.impossible for trial in trials if trial.impossible), Failure("has no trials"))
+        failure = next((trial.impossible for trial in trials if trial.impossible), Failure("it has none"))
         raise UserError(f"no trial can run: {failure.reason}", remedy="change the study")
-    timed = [stage for trial in trials for stage in trial.stages.values() if stage.kind.by_clock(stage)]
-    if timed and places.together > 1:
+    if places.together > 1 and any(stage.kind.by_clock(stage) for stage in stages):
         what = "a budget in minutes depends on the neighbours of a run"
         remedy = "give budgets in steps, tokens or epochs, or leave --together out"
         raise UserError(what, where="--together", remedy=remedy)
