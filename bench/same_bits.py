@@ -31,7 +31,7 @@ CLOCK = re.compile(r"seconds|per_second|since|wait|mfu|time|date|machine|memory|
 """Keys of JSON whose values the clock, the machine or the code itself decides."""
 CLOCKED_TEXT = re.compile(r".*(seconds|minutes|tokens/s|examples/s|memory|source|\d:\d\d).*", re.IGNORECASE)
 SKIPPED = {".png", ".html", ".log"}
-OF_THE_CODE = {"source.sha256", "versions.json", "checksums.json", ".lock", "lock"}
+OF_THE_CODE = {"source.sha256", "model.sha256", "versions.json", "checksums.json", ".lock", "lock"}
 """Files that say which code ran, and hashes of whole files, whose contents are compared themselves."""
 STAGES = "[{fraction=0.5, length=24, predictions=4}, {fraction=0.5, length=32, predictions=5}]"
 PRETRAINING = (
