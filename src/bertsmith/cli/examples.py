@@ -158,7 +158,7 @@ def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -
 
 def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
     """Return the number of training steps in a stage, for a budget in steps or tokens."""
-    from bertsmith.pretraining.budget import Budget
+    from bertsmith.pretraining.stages import Budget
     from bertsmith.training.trainer import Progress
 
     def stage_of(step: int) -> int:

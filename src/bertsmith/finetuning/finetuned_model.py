@@ -3,12 +3,13 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, write_json, write_text
+from bertsmith.core.files import atomic_folder, write_text
 from bertsmith.core.wording import counted
 from bertsmith.features.bilstm import FeatureScorer
-from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
+from bertsmith.finetuning.assignment import Assignment, recipe_toml
 from bertsmith.finetuning.evaluation import Evaluation, class_scores, simple_baseline
 from bertsmith.finetuning.finetuning_setup import Run, lora_shape
 from bertsmith.finetuning.run_plots import (
@@ -56,8 +57,6 @@ class Finished:
     """Metrics of the constant answer on each split."""
     references: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
     """Metrics of simpler models by name and split."""
-    early_end: dict[str, float] | None = None
-    """Details of the early end of a trial (`EarlyEnd`); None if the run was not stopped early."""
 
     @property
     def config(self) -> TaskConfig:
@@ -94,8 +93,8 @@ def references_of(
     return references, notes
 
 
-def write_results(folder: RunFolder, finished: Finished) -> None:
-    """Write the model folder, plots, error tables and card; write the result file last."""
+def write_results(folder: RunFolder, finished: Finished) -> dict[str, Any]:
+    """Write the model folder, plots, error tables and card; return the facts for the result file."""
     write_versions(folder.path)
     write_text(folder.path / "recipe.toml", recipe_toml(finished.assignment.recipe))
     _draw_curve(folder, finished)
@@ -105,22 +104,18 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
     folder.write_manifest()
     for name, split in finished.splits.items():
         _write_split(folder, finished, name, split)
-    result = {
+    return {
         "task": finished.config.task,
-        "measures": finished.found.metrics,
-        "seconds": round(finished.seconds, 3),
-        "steps": finished.steps,
+        "metrics": finished.found.metrics,
         "examples": finished.examples,
         "baselines": finished.baselines,
         "references": finished.references,
-        "early_end": finished.early_end,
         "layer_weights": finished.layer_weights,
         "classes": {
             split: {label: asdict(scores) for label, scores in of_split.items()}
             for split, of_split in class_scores(finished.found, finished.splits).items()
         },
     }
-    write_json(folder.path / RESULT, result)
 
 
 def _draw_curve(folder: RunFolder, finished: Finished) -> None:

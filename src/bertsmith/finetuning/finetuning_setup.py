@@ -1,6 +1,6 @@
 """Setup of a fine-tuning run: encoded splits, the trainer, batches, and notes for the user."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -15,6 +15,7 @@ from bertsmith.finetuning.assignment import (
     finetuning_folder,
     with_micro_tokens,
 )
+from bertsmith.finetuning.evaluation import parts_of_first
 from bertsmith.finetuning.feature_cache import cached_states, cached_vectors
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
 from bertsmith.finetuning.linear_probe import Solution, solve_head
@@ -23,6 +24,7 @@ from bertsmith.finetuning.run_warnings import (
     describe_micro_tokens,
     describe_solved_head,
     describe_target_scaler,
+    total_steps,
     warn_of_cut_texts,
     warn_of_few_steps,
     warn_of_no_development_set,
@@ -43,7 +45,7 @@ from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective, freeze_encoder
 from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
-from bertsmith.training.checkpoint_storage import newest_sound_step, saved_steps
+from bertsmith.training.budget import Epochs, Minutes, Work
 from bertsmith.training.cuda_graphs import recording_of
 from bertsmith.training.distributed import World, share_work
 from bertsmith.training.optimizers import (
@@ -63,6 +65,8 @@ CPU_HALF_MULTIPLE = 32
 MICRO_TOKENS = 16_384
 GPU_MICRO_TOKENS = (65_536, 32_768)
 """Tokens that keep a large GPU busy: launching a pass of BERT-Base takes 30 ms, however small it is."""
+FORWARD_AND_BACKWARD = 3
+"""Cost of a training token relative to an evaluated one: the backward pass takes twice as long."""
 MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
 """A usual step has about this many multiples of tokens: few sizes to record, and little filler."""
@@ -77,6 +81,7 @@ class Run:
     model: TaskModel
     """The network that is trained, in its form for prediction."""
     batches: ShuffledBatches
+    budget: Epochs
     evaluation_splits: Mapping[str, EncodedSplit]
     """Splits to evaluate on, the deciding one first."""
     train: EncodedSplit
@@ -115,14 +120,14 @@ class Run:
         return finetuning_folder(self.assignment.out)
 
 
-def set_up(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
+def set_up(assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool = False) -> Run:
     """Return the run of an assignment, without writing to its folder; every process must call it."""
-    run = world.main_first(lambda: _set_up_here(assignment, splits, world))
+    run = world.main_first(lambda: _set_up_here(assignment, splits, world, resumes=resumes))
     shared = share_work(run.trainer.objective, world, "ddp")
     return replace(run, trainer=replace(run.trainer, objective=shared))
 
 
-def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
+def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool) -> Run:
     """Return the run for this process alone, without sharing its gradients."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
@@ -163,16 +168,19 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     )
     solved = solves_head(recipe, config, kept=initial.kept)
     solution = None
-    checkpoints = finetuning_folder(assignment.out).checkpoints
-    if solved and not (saved_steps(checkpoints) and newest_sound_step(checkpoints) is not None):
+    if solved and not resumes:
         vectors = cached_vectors(train_set, model, cache_folder("features"))
         solution = solve_head(model, train_set, vectors, batches.class_weights_C)
+    evaluated = {name: encoded[name] for name in splits.evaluation_names}
+    parts = parts_of_first(config.kind, evaluated)  # evaluated with the first
+    tokens = [len(split.encoded.tokens_T) for name, split in evaluated.items() if name not in parts]
     run = Run(
         with_micro_tokens(assignment, most_tokens),
         trainer,
         model,
         batches=batches,
-        evaluation_splits={name: encoded[name] for name in splits.evaluation_names},
+        budget=budget_of(batches, recipe, tokens),
+        evaluation_splits=evaluated,
         train=train,
         notes=initial.notes,
         scaler=scaler,
@@ -193,6 +201,22 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         *teacher_note(recipe.distill, train.examples),
     )
     return replace(run, notes=(*run.notes, *warnings))
+
+
+def budget_of(
+    batches: ShuffledBatches, recipe: FinetuningRecipe, evaluated_tokens: Sequence[int] = ()
+) -> Epochs:
+    """Return the budget of a run that evaluates splits with so many tokens, the deciding one first."""
+    settings, steps = recipe.run, total_steps(batches, recipe)
+    work = Work(
+        one_step=FORWARD_AND_BACKWARD * len(batches.encoded.tokens_T) / batches.steps_per_epoch,
+        evaluation_steps=frozenset(
+            round(steps * number / settings.evaluations) for number in range(1, settings.evaluations)
+        ),
+        one_evaluation=evaluated_tokens[0] if evaluated_tokens else 0,
+        end=sum(evaluated_tokens),
+    )
+    return Epochs(steps, work, None if settings.minutes == "off" else Minutes(settings.minutes))
 
 
 def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> bool:

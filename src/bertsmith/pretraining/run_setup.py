@@ -21,7 +21,6 @@ from bertsmith.model.encoder import layers_in
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.objectives.registry import OBJECTIVES
-from bertsmith.pretraining.budget import Budget
 from bertsmith.pretraining.fixed_evaluation import (
     fixed_data,
     fixed_notes,
@@ -32,6 +31,7 @@ from bertsmith.pretraining.held_out import HeldOutSet, held_out_set, unigram_ent
 from bertsmith.pretraining.initial_model import build_initial_model, with_true_model
 from bertsmith.pretraining.learning_watch import LearningWatch
 from bertsmith.pretraining.metrics_window import MetricsWindow
+from bertsmith.pretraining.stages import Budget
 from bertsmith.recipe.load import recipe_text
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.callbacks import ProgressCallback, outlive_sigterm
