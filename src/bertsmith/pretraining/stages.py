@@ -1,74 +1,31 @@
-"""The budget of a run: the fraction spent, the current stage, and the next step."""
+"""The way of a run through its data: its budget, stages and masking levels."""
 
 from dataclasses import dataclass, replace
 
 from bertsmith.data.data_loader import StepIndex
 from bertsmith.recipe.schema import Recipe
+from bertsmith.training.budget import Budget, Minutes, Steps, Tokens
 from bertsmith.training.trainer import Progress
 
 
-@dataclass(slots=True)
-class Budget:
-    """A recipe's budget and stages, as functions of a run's progress."""
+def budget_of(recipe: Recipe) -> Budget:
+    """Return the budget of a recipe."""
+    run = recipe.run
+    if run.budget == "minutes":
+        return Minutes(run.minutes)
+    return Steps(run.steps) if run.budget == "steps" else Tokens(run.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """A recipe's stages and masking levels, as functions of a run's progress."""
 
     recipe: Recipe
-    ending_seconds: float = 0.0
-    """Seconds that a budget in minutes reserves for the end of a run: the last evaluation, the checkpoint,
-    the model and its curves."""
-    ready_seconds: float | None = None
-    """Seconds of the run before its first step; None if the first step compiles and so takes longer."""
+    budget: Budget
 
-    def fraction(self, progress: Progress) -> float:
-        """Return the fraction of the budget that is spent, at most 1."""
-        run = self.recipe.run
-        if run.budget == "steps":
-            return min(1.0, progress.step / run.steps)
-        if run.budget == "tokens":
-            return min(1.0, progress.tokens / run.tokens)
-        # Do not begin a step that would end too late.
-        next_ends = progress.seconds + self.step_seconds(progress)
-        if progress.seconds >= self.step_limit or next_ends > self.step_limit:
-            return 1.0
-        # Count the seconds after the first step, so that a minute of compiling does not use up the warm-up.
-        first = progress.first_step_seconds
-        return (progress.seconds - first) / (self.step_limit - first)
-
-    @property
-    def step_limit(self) -> float:
-        """Seconds after which a budget in minutes has no more steps."""
-        seconds = 60 * self.recipe.run.minutes
-        return max(seconds - self.ending_seconds, seconds / 2)
-
-    def step_seconds(self, progress: Progress) -> float:
-        """Return the mean seconds of steps after the first, which may compile; 0 if unknown."""
-        if progress.step > 1:
-            return (progress.seconds - progress.first_step_seconds) / (progress.step - 1)
-        if progress.step == 1 and self.ready_seconds is not None:
-            return progress.first_step_seconds - self.ready_seconds
-        return 0.0
-
-    def steps_that_fit(self, progress: Progress) -> int | None:
-        """Estimate the total steps of a budget in minutes; None for other budgets or an unknown speed."""
-        each = self.step_seconds(progress)
-        if self.recipe.run.budget != "minutes" or not each:
-            return None
-        return progress.step + max(0, int((self.step_limit - progress.seconds) / each))
-
-    def spent(self, progress: Progress) -> bool:
-        """True if the whole budget is spent."""
-        return self.fraction(progress) >= 1.0
-
-    def seconds_remaining(self, progress: Progress) -> float:
-        """Estimate the seconds for the rest of the budget from the steps so far, without the first."""
-        if self.recipe.run.budget == "minutes":
-            return max(0.0, 60 * self.recipe.run.minutes - progress.seconds)
-        for_each = self.step_seconds(progress) or progress.seconds
-        fraction = self.fraction(progress)
-        return for_each * progress.step * (1 - fraction) / fraction
-
-    def enter_stage(self, progress: Progress) -> Progress:
+    def enter(self, progress: Progress) -> Progress:
         """Return the progress in the stage that is due by the budget; a new stage begins at its step 0."""
-        due = _part([stage.fraction for stage in self.recipe.examples.stages], self.fraction(progress))
+        due = _part([stage.fraction for stage in self.recipe.examples.stages], self.budget.fraction(progress))
         stage = max(progress.stage, due)
         return progress if stage == progress.stage else replace(progress, stage=stage, stage_step=0)
 
@@ -82,7 +39,8 @@ class Budget:
             return None
         # With other budgets, use the fraction at the time when the step is built: later ones are unknown.
         ahead = steps_ahead if self.recipe.run.budget == "steps" else 0
-        return self.recipe.masking.rate_at(self.fraction(replace(progress, step=progress.step + ahead)))
+        fraction = self.budget.fraction(replace(progress, step=progress.step + ahead))
+        return self.recipe.masking.rate_at(fraction)
 
     def _masking_level(self, progress: Progress) -> float:
         """Return the middle of the current masking level: constant within it, to build batches ahead."""
@@ -90,7 +48,7 @@ class Budget:
         if not masking.levels or masking.levels_by != "stage":
             return 0.0
         fractions = [level.fraction for level in masking.levels]
-        level = _part(fractions, self.fraction(progress))
+        level = _part(fractions, self.budget.fraction(progress))
         return sum(fractions[:level]) + fractions[level] / 2
 
 

@@ -78,3 +78,18 @@ class Patience(Judge):
             return None
         self.ending = "ended early"
         return self.early_end.reason(self.metric, self.evaluations)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStopping:
+    """Conditions that end a run before its budget is spent; the run is saved and can be resumed."""
+
+    if_flat: bool = False
+    """True to end a run that has its loss at the unigram line."""
+    rule: Callable[[Sequence[float]], str] | None = None
+    """Function, for a run of one process, from the losses so far to the reason to end it, or an empty text.
+
+    The losses come from the fixed evaluation after step 0, or from the run's own if it has no fixed one."""
+
+
+NEVER_EARLY = EarlyStopping()

@@ -170,8 +170,6 @@ class Job:
     begin: Callable[[], None]
     """Writes what was asked for into the folder, the config file last; called in the main process."""
     judge: Judge = NEVER
-    remembered: tuple[Remembered, ...] = ()
-    """Parts with values that a resume needs, apart from window and evaluation."""
     after_launch: tuple[Callable[[Progress], None], ...] = ()
     """Called after each step that was launched: on a GPU, their work follows that of the step."""
     after_saving: tuple[Callable[[], None], ...] = ()
@@ -251,7 +249,7 @@ def _report_finished(request: Request, world: World, callback: ProgressCallback)
 def _load(job: Job, saved: SavedState) -> Progress:
     """Load a saved state into the parts of a job; return its progress."""
     load_checkpoint(saved, job.trainer)
-    for part in (job.window, job.evaluation, *job.remembered):
+    for part in (job.window, job.evaluation):
         part.restore(saved)
     return saved.state.progress
 
@@ -381,7 +379,7 @@ class _OneStart:
             return
         self.saving.wait()
         job = self.job
-        parts = (job.window, job.evaluation, *job.remembered)
+        parts = (job.window, job.evaluation)
         scalars = {name: value for part in parts for name, value in part.scalars().items()}
         state = TrainingState.at(replace(self.at, seconds=self.start.clock()), scalars)
         self.saving.save(state, then=job.after_saving)

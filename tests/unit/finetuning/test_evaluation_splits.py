@@ -10,7 +10,6 @@ from bertsmith.finetuning.finetune import finetune
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
-from bertsmith.training.budget import Work
 from bertsmith.training.journal import read_metrics
 from tests.toy_tasks import write_rows
 from tests.tuning import QUICK, SHORT, Notebook, toy_assignment
@@ -56,14 +55,6 @@ def test_only_the_deciding_exam_is_taken_before_the_end(model, tmp_path, asked):
     result = finetune(Assignment(task, recipe, model, tmp_path / "mnli", tmp_path / "out"), Notebook())
     assert set(result.metrics) == {"dev", "dev-mismatched"}
     assert asked == {12: 4, 9: 1}
-
-
-def test_exams_count_in_the_time_that_is_left():
-    work = Work(one_step=30.0, evaluation_steps=frozenset({5}), one_evaluation=100, end=200)
-    assert work.remaining(1, 10) == pytest.approx((600 - 30) / 30)
-    assert work.remaining(5, 10) == pytest.approx((600 - 150) / 150)  # its evaluation is still to come
-    assert work.remaining(6, 10) == pytest.approx((600 - 280) / 280)
-    assert work.remaining(10, 10) == pytest.approx(200 / 400)
 
 
 def time_left(line):
