@@ -240,7 +240,7 @@ class FinetuningRequest:
             after_launch=() if study is None else (study.after_launch,),
             after_saving=() if evaluation.best is None else (evaluation.best.saved,),
             # Notes on the start of a run are outdated when it resumes: its head has learned since.
-            notes=run.notes if start.saved is None else tuple(ends.notes(run)),
+            notes=tuple(ends.notes(run)) if start.resumes else run.notes,
             first=Progress(step=0 if study is None else study.first_step(budget.steps)),
         )
 

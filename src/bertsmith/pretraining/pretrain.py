@@ -214,7 +214,7 @@ class PretrainingRequest:
             begin=lambda: begin_folder(run),
             judge=judge,
             after_launch=(run.average_weights,),
-            notes=run.notes if start.saved else (*run.notes, *_warn_of_small_budget(run)),
+            notes=run.notes if start.resumes else (*run.notes, *_warn_of_small_budget(run)),
             deterministic=run.machine.deterministic,
         )
 

@@ -55,6 +55,11 @@ class Start:
     saved: SavedState | None
     """State from which the run resumes; None if it begins."""
 
+    @property
+    def resumes(self) -> bool:
+        """True if an earlier start has taken steps that were saved."""
+        return self.saved is not None and self.saved.state.step > 0
+
 
 class Request(Protocol):
     """What was asked for. It holds no tensors."""
@@ -224,12 +229,12 @@ def run_job(
         world.on_main(job.begin)
         for note in job.notes:
             heard.on_message(note)
-        if saved is not None:
+        if start.resumes:
             heard.on_message(f"resumes from step {at.step:,}")
         elif any(folder.checkpoints.glob("step-*.damaged")):
             heard.on_message("no saved state is whole: the run starts again at step 0")
         with _bits(job), RunJournal(folder.path, world, resume_step=at.step if saved else 0) as journal:
-            return _OneStart(request, job, start, journal, at, saved_step=at.step if saved else 0).run()
+            return _OneStart(request, job, start, journal, at, saved_step=at.step if saved else -1).run()
 
 
 def _finished_before(request: Request, world: World) -> bool:
@@ -282,7 +287,7 @@ class _OneStart:
     journal: RunJournal
     at: Progress
     saved_step: int
-    """Step of the newest saved state, or 0."""
+    """Step of the newest saved state, or -1."""
     rolled_back_to: int = -1
     """Step of the state that was loaded at the last rollback, or -1."""
     reason: str = ""
@@ -299,7 +304,7 @@ class _OneStart:
         """Take the remaining steps and write the results, or stop if the user asks to."""
         with self.saving:
             ended = self._train() and self._evaluate(last=True)
-            if self.request.keeps_state or not ended:
+            if self.request.keeps_state if ended else self.at.step > 0:
                 self._save()
         return self._finish() if ended else self._stop()
 
@@ -426,13 +431,13 @@ class _OneStart:
         if "step" in self.shown and self.job.budget.shown(self.at) < 1:
             self.start.callback.on_step(1.0, {**self.shown, "eta_seconds": 0.0})
         result = read_json(folder.result, remedy="remove the folder and run again")
-        return Ending(kind, result, self.saved_step, world.main)
+        return Ending(kind, result, max(0, self.saved_step), world.main)
 
     def _stop(self) -> Ending:
         """Note how far the run came."""
         facts = self.job.results.stop(self.at, self.reason, self.journal)
         result = self._result("stopped", round(self.start.clock(), 3), facts)
-        return Ending("stopped", result, self.saved_step, self.start.world.main)
+        return Ending("stopped", result, max(0, self.saved_step), self.start.world.main)
 
     def _result(self, kind: EndKind, seconds: float, facts: Facts) -> dict[str, Any]:
         """Return the contents of result.json."""
