@@ -6,7 +6,7 @@ the parts in `tuning_parts`), and the input of a step.
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
@@ -204,11 +204,9 @@ class FinetuningRequest:
         # Under the lock, since another process may have begun the run just now.
         assignment = with_begun_micro_tokens(self.assignment)
         start.world.on_main(lambda: self._check_state(ends))
-        run = set_up(assignment, self.splits, start.world, resumes=start.saved is not None)
-        recipe, settings, study = run.recipe, run.recipe.run, self.preparation
-        if study is not None:
-            # A CUDA graph would not contain the study's work after each step.
-            run = replace(run, trainer=replace(run.trainer, graphs=None))
+        study, resumes = self.preparation, start.saved is not None
+        run = set_up(assignment, self.splits, start.world, resumes=resumes, followed=study is not None)
+        recipe, settings = run.recipe, run.recipe.run
         budget, metric = run.budget, run.model.config.deciding_metric
         best = BestWeights(run.folder.path, run.model.objective, metric, run.world)
         evaluation = TaskEvaluation(run, best if settings.keep == "best" else None, ends)

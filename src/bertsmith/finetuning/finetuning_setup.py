@@ -46,7 +46,7 @@ from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective, freeze_encoder
 from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
 from bertsmith.training.budget import Epochs, Minutes, Work
-from bertsmith.training.cuda_graphs import recording_of
+from bertsmith.training.cuda_graphs import StepFacts, recording_of, why_not_recorded
 from bertsmith.training.distributed import World, share_work
 from bertsmith.training.optimizers import (
     OPTIMIZERS,
@@ -120,14 +120,28 @@ class Run:
         return finetuning_folder(self.assignment.out)
 
 
-def set_up(assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool = False) -> Run:
-    """Return the run of an assignment, without writing to its folder; every process must call it."""
-    run = world.main_first(lambda: _set_up_here(assignment, splits, world, resumes=resumes))
+def set_up(
+    assignment: Assignment,
+    splits: TaskSplits,
+    world: World,
+    *,
+    resumes: bool = False,
+    followed: bool = False,
+) -> Run:
+    """Return the run of an assignment, without writing to its folder; every process must call it.
+
+    `resumes`: saved weights will be loaded. `followed`: the weights are changed after each step.
+    """
+    run = world.main_first(
+        lambda: _set_up_here(assignment, splits, world, resumes=resumes, followed=followed)
+    )
     shared = share_work(run.trainer.objective, world, "ddp")
     return replace(run, trainer=replace(run.trainer, objective=shared))
 
 
-def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool) -> Run:
+def _set_up_here(
+    assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool, followed: bool
+) -> Run:
     """Return the run for this process alone, without sharing its gradients."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
@@ -138,7 +152,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World, *, re
         name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder("encodings"))
         for name, examples in splits.splits.items()
     }
-    trainer, model = build_trainer(initial, config, recipe, world)
+    trainer, model = build_trainer(initial, config, recipe, world, followed=followed)
     if config.head.encoder == "frozen-features":
         encoded = {name: _with_states(split, model) for name, split in encoded.items()}
     train = encoded["train"]
@@ -235,9 +249,17 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
 
 
 def build_trainer(
-    initial: InitialTaskModel, config: TaskConfig, recipe: FinetuningRecipe, world: World
+    initial: InitialTaskModel,
+    config: TaskConfig,
+    recipe: FinetuningRecipe,
+    world: World,
+    *,
+    followed: bool = False,
 ) -> tuple[Trainer, TaskModel]:
-    """Return the trainer, and its network in the form for prediction."""
+    """Return the trainer, and its network in the form for prediction.
+
+    `followed`: the weights are changed after each step.
+    """
     gpu, precision = world.device.type == "cuda", choose_precision(recipe.run.precision, world.device)
     network, seed = initial.network, recipe.run.seed
     if config.head.encoder == "lora":
@@ -252,13 +274,17 @@ def build_trainer(
     if one_graph and (recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)):
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)
-    # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
-    # is it with fp16, since the CPU chooses the next loss scale after each step, nor with recomputed layers,
-    # since dropout's random state is read back, nor with gradients of other processes.
-    flash = gpu and precision == "bf16" and network.encoder.recordable(world.device)
-    recordable = one_graph and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
-    recordable = recordable and not recipe.run.recompute and world.size == 1
-    graphs = recording_of(optimizer, world.device) if recordable else None
+    facts = StepFacts(
+        world.device,
+        precision,
+        recipe.optim.algorithm,
+        [network.encoder],
+        world.size,
+        one_graph,
+        recipe.run.recompute,
+        followed=followed,
+    )
+    graphs = None if why_not_recorded(facts) else recording_of(optimizer, world.device)
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
     loss_scale = loss_scaler(world.device, precision)
     trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed, loss_scale)
