@@ -25,9 +25,8 @@ from bertsmith.finetuning.assignment import (
     write_assignment,
 )
 from bertsmith.finetuning.finetuning_setup import Run, set_up
-from bertsmith.finetuning.lengthening import Ends
 from bertsmith.finetuning.splits import TaskSplits, check_new_labels, read_splits
-from bertsmith.finetuning.tuning_parts import LossWindow, TaskEvaluation, TaskResults
+from bertsmith.finetuning.tuning_parts import Ends, LossWindow, TaskEvaluation, TaskResults
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import metric_named
@@ -65,15 +64,12 @@ class Preparation(Protocol):
 
     def first_step(self, steps: int, /) -> int:
         """Return the step of the schedule, of this many steps, at which a new run begins."""
-        ...
 
     def begin(self, run: Run, at: Progress, /) -> None:
         """Look at the weights, which are in place, before the first step of this start."""
-        ...
 
     def after_launch(self, at: Progress, /) -> None:
         """Follow a step that was launched."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

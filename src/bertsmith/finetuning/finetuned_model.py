@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bertsmith.core.errors import UserError
@@ -43,20 +43,32 @@ LINEAR_PROBE = "linear probe"
 class Finished:
     """A run whose training is complete, with its evaluation."""
 
-    assignment: Assignment
+    run: Run
     model: TaskModel
+    """Model with the config that it predicts with."""
     notes: tuple[str, ...]
-    splits: Mapping[str, EncodedSplit]
     found: Evaluation
     steps: int
-    epochs: float
-    """Number of epochs that these steps correspond to."""
     seconds: float
-    examples: int
     baselines: Mapping[str, Mapping[str, float]]
     """Metrics of the constant answer on each split."""
-    references: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    references: Mapping[str, Mapping[str, Mapping[str, float]]]
     """Metrics of simpler models by name and split."""
+
+    @property
+    def assignment(self) -> Assignment:
+        """Return the assignment of the run."""
+        return self.run.assignment
+
+    @property
+    def splits(self) -> Mapping[str, EncodedSplit]:
+        """Return the splits that the model was evaluated on."""
+        return self.run.evaluation_splits
+
+    @property
+    def epochs(self) -> float:
+        """Return the number of epochs that the steps correspond to."""
+        return min(self.run.recipe.run.epochs, round(self.steps / self.run.batches.steps_per_epoch, 2))
 
     @property
     def config(self) -> TaskConfig:
@@ -107,7 +119,7 @@ def write_results(folder: RunFolder, finished: Finished) -> dict[str, Any]:
     return {
         "task": finished.config.task,
         "metrics": finished.found.metrics,
-        "examples": finished.examples,
+        "examples": finished.run.examples,
         "baselines": finished.baselines,
         "references": finished.references,
         "layer_weights": finished.layer_weights,
@@ -177,7 +189,7 @@ def model_card(finished: Finished, *, picture: bool) -> str:
             f"warm-up {optim.warmup_fraction:.0%}, "
         )
     facts = [
-        f"{counted(finished.examples, 'training example')}, {steps}"
+        f"{counted(finished.run.examples, 'training example')}, {steps}"
         f"{finished.seconds / 60:.1f} minutes, seed {run.seed}.",
         f"{rates}encoder {recipe.head.encoder}, longest sequence {recipe.text.longest}.",
         *finished.notes,

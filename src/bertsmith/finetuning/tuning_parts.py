@@ -1,5 +1,6 @@
 """The parts of a fine-tuning job: what is summed up between lines, its evaluation, and its results."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from math import isfinite, nan
@@ -9,6 +10,7 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_json
+from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import ENDED_AFTER
 from bertsmith.finetuning.evaluation import (
     Evaluation,
@@ -19,13 +21,13 @@ from bertsmith.finetuning.evaluation import (
 )
 from bertsmith.finetuning.finetuned_model import Finished, references_of, write_results
 from bertsmith.finetuning.finetuning_setup import Run
-from bertsmith.finetuning.lengthening import Ends
 from bertsmith.training.best_weights import BestWeights
 from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.checkpoint import SavedState
 from bertsmith.training.early_stopping import Patience
 from bertsmith.training.job import Facts, Remembered
 from bertsmith.training.journal import RunJournal
+from bertsmith.training.optimizers import learning_rate, without_short_warmup
 from bertsmith.training.trainer import Progress, StepReport
 
 
@@ -75,7 +77,7 @@ class TaskEvaluation(Remembered):
     run: Run
     best: BestWeights | None
     """Best weights so far, if the run keeps them."""
-    ends: Ends
+    ends: "Ends"
     found: Evaluation | None = None
     """The last evaluation of all splits, in the main process."""
     evaluated_step: int = -1
@@ -180,19 +182,8 @@ class TaskResults:
         metric = found.config.deciding_metric
         for name, metrics in found.metrics.items():
             notes = (*notes, *below_baseline(metric, metrics, constant.get(name, {}), split=name))
-        finished = Finished(
-            assignment=run.assignment,
-            model=replace(run.model, config=found.config),
-            notes=notes,
-            splits=run.evaluation_splits,
-            found=found,
-            steps=at.step,
-            epochs=min(run.recipe.run.epochs, round(at.step / run.batches.steps_per_epoch, 2)),
-            seconds=seconds,
-            examples=run.examples,
-            baselines=constant,
-            references=references,
-        )
+        model = replace(run.model, config=found.config)
+        finished = Finished(run, model, notes, found, at.step, seconds, constant, references)
         facts = write_results(run.folder, finished)
         early_end = self.judge.early_end
         return {**facts, "early_end": None if early_end is None else asdict(early_end)}
@@ -208,3 +199,39 @@ def check_learned(run: Run, at: Progress, found: Evaluation) -> None:
     if what:
         remedy = "no model is written; lower optim.peak_lr, take run.precision=fp32, or look for odd numbers"
         raise UserError(what, where=str(run.folder.path), remedy=remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The ends of a run: one, unless it was lengthened."""
+
+    ended_after: float | None = None
+    """Epochs of the run if it has taken its last step, else None."""
+    lengthened: tuple[tuple[float, int], ...] = ()
+    """Epochs and last step of each end after which the run was lengthened."""
+
+    @classmethod
+    def of(cls, saved: SavedState | None, epochs: float) -> "Ends":
+        """Return the ends of a saved run that is to have this many epochs."""
+        if saved is None:
+            return cls()
+        ended, before = (saved.state.scalars[key] for key in (ENDED_AFTER, "lengthened"))
+        lengthened = tuple((epochs, step) for epochs, step in before)
+        if ended is None or ended == epochs:
+            return cls(ended, lengthened)
+        return cls(None, (*lengthened, (ended, saved.state.step)))
+
+    def notes(self, run: Run) -> Iterator[str]:
+        """Yield a note for each time the run was lengthened; the last one gives the new learning rates."""
+        steps = run.budget.steps
+        schedule = without_short_warmup(run.recipe.optim, steps=steps)
+        for epochs, end in self.lengthened[:-1]:
+            yield f"the run was lengthened after {counted(epochs, 'epoch')} ({counted(end, 'step')})"
+        for epochs, end in self.lengthened[-1:]:
+            first, last = (learning_rate(step / steps, schedule) for step in (end, steps - 1))
+            longer = f"{counted(run.recipe.run.epochs, 'epoch')} ({steps:,} steps)"
+            yield (
+                f"the run of {counted(epochs, 'epoch')}, which ended after step {end:,}, is lengthened to "
+                f"{longer}: the learning rate continues as that of a run of the new length "
+                f"({run.recipe.optim.schedule}), from {first:.3g} to {last:.3g}"
+            )

@@ -5,8 +5,8 @@ work after a step, and the end.
 """
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
@@ -67,24 +67,19 @@ class Request(Protocol):
     @property
     def folder(self) -> RunFolder:
         """Return the folder of the run."""
-        ...
 
     @property
     def keeps_state(self) -> bool:
         """True if the last state stays in the folder of a finished run."""
-        ...
 
     def check_same_run(self) -> None:
         """Raise if the folder contains another run, or anything but a run; asked again under the lock."""
-        ...
 
     def goes_on(self) -> bool:
         """True if a finished run is to take more steps."""
-        ...
 
     def build(self, start: Start) -> "Job":
         """Return the job, new or as saved except for tensors and scalars, without making the folder a run."""
-        ...
 
 
 class Remembered(Protocol):
@@ -92,11 +87,9 @@ class Remembered(Protocol):
 
     def scalars(self) -> dict[str, Any]:
         """Return the values as JSON, their files being on the disk; every process must call it."""
-        ...
 
     def restore(self, saved: SavedState) -> None:
         """Take the values of a saved state."""
-        ...
 
 
 class Window(Remembered, Protocol):
@@ -104,11 +97,9 @@ class Window(Remembered, Protocol):
 
     def add(self, report: StepReport) -> None:
         """Add a step."""
-        ...
 
     def line(self, report: StepReport) -> dict[str, Any]:
         """Return a line of metrics, and begin the next one."""
-        ...
 
 
 class Evaluation(Remembered, Protocol):
@@ -119,14 +110,12 @@ class Evaluation(Remembered, Protocol):
 
     def is_due_after(self, at: Progress) -> bool:
         """True if an evaluation is due; all processes ask once after each step, and hear the same."""
-        ...
 
     def evaluate(self, at: Progress, journal: RunJournal, *, last: bool) -> Facts | None:
         """Evaluate and return what the user is shown; None if a wish to stop broke it off.
 
         The last evaluation comes after all steps; if an earlier start has made it, it is not repeated.
         """
-        ...
 
 
 class Results(Protocol):
@@ -134,11 +123,9 @@ class Results(Protocol):
 
     def finish(self, at: Progress, seconds: float, journal: RunJournal, /) -> Facts:
         """Write the model and all that describes it. Every process calls it; the main one's facts count."""
-        ...
 
     def stop(self, at: Progress, reason: str, journal: RunJournal, /) -> Facts:
         """Note how far a run came that the user or, with a reason, the judge has stopped."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,11 +200,11 @@ def run_job(
     The clock begins when the folder is locked, unless a clock that began earlier is given.
     """
     heard, folder = callback if world.main else SilentCallback(), request.folder
-    if _finished_before(request, world):
-        return _report_finished(request, world, heard)
+    if ended := _finished_before(request, world, heard):
+        return ended
     with folder.locked(world), StopRequested(heard.on_signal) as stop:
-        if _finished_before(request, world):  # another process has ended it just now
-            return _report_finished(request, world, heard)
+        if ended := _finished_before(request, world, heard):  # another process has ended it just now
+            return ended
         saved = latest_state(folder.checkpoints, world)
         clock = replace(clock or Clock(), before=saved.state.progress.seconds if saved else 0.0)
         start = Start(world, heard, clock, stop, saved)
@@ -233,17 +220,17 @@ def run_job(
             heard.on_message(f"resumes from step {at.step:,}")
         elif any(folder.checkpoints.glob("step-*.damaged")):
             heard.on_message("no saved state is whole: the run starts again at step 0")
-        with _bits(job), RunJournal(folder.path, world, resume_step=at.step if saved else 0) as journal:
+        bits = nullcontext() if job.deterministic is None else same_bits(job.deterministic)
+        with bits, RunJournal(folder.path, world, resume_step=at.step if saved else 0) as journal:
             return _OneStart(request, job, start, journal, at, saved_step=at.step if saved else -1).run()
 
 
-def _finished_before(request: Request, world: World) -> bool:
+def _finished_before(request: Request, world: World, callback: ProgressCallback) -> Ending | None:
+    """Return the end of a run that has finished, or None if there is something left to do."""
     world.on_main(request.check_same_run)
-    return not request.goes_on() and request.folder.ended_whole(world)
-
-
-def _report_finished(request: Request, world: World, callback: ProgressCallback) -> Ending:
     folder = request.folder
+    if request.goes_on() or not folder.ended_whole(world):
+        return None
     callback.on_message(f"{folder.path} is finished already: nothing is left to do")
     if not request.keeps_state:
         world.on_main(lambda: remove_states(folder))  # a process may have been killed before it could
@@ -263,15 +250,6 @@ def remove_states(folder: RunFolder) -> None:
     """Remove the resumable states and best weights of a finished run."""
     shutil.rmtree(folder.checkpoints, ignore_errors=True)
     remove_best_weights(folder.path)
-
-
-@contextmanager
-def _bits(job: Job) -> Iterator[None]:
-    if job.deterministic is None:
-        yield
-    else:
-        with same_bits(job.deterministic):
-            yield
 
 
 # ---- the loop
@@ -439,7 +417,7 @@ class _OneStart:
         result = self._result("stopped", round(self.start.clock(), 3), facts)
         return Ending("stopped", result, max(0, self.saved_step), self.start.world.main)
 
-    def _result(self, kind: EndKind, seconds: float, facts: Facts) -> dict[str, Any]:
+    def _result(self, kind: EndKind, seconds: float, facts: Facts) -> Facts:
         """Return the contents of result.json."""
         own = {"ending": kind, "reason": self.reason, "steps": self.at.step, "tokens": self.at.tokens}
         return {**own, "seconds": seconds, **facts, "source": package_hash(), "machine": machine()}
