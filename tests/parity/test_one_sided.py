@@ -35,7 +35,7 @@ def test_left_to_right_every_word_scores_as_in_transformers(model_type, tmp_path
     assert theirs.config.is_decoder and theirs.config.architectures == [CAUSAL[model_type]]
     assert network.config.direction == "left-to-right"
     with torch.no_grad():
-        ours = unpack(network.word_scores(network(batch), torch.arange(len(batch.tokens_T))), batch.layout)
+        ours = unpack(network.scores_of_words(network(batch)), batch.layout)
         for text, scores in zip(TEXTS, ours, strict=True):
             expected = theirs(input_ids=torch.tensor([text])).logits[0]
             assert (scores - expected).abs().max() <= 2e-5
@@ -49,7 +49,7 @@ def test_a_decoder_of_transformers_is_opened_as_one(tmp_path):
     theirs.save_pretrained(tmp_path)
     network, batch = read_model(tmp_path).network, pack(TEXTS[:1])
     with torch.no_grad():
-        ours = network.word_scores(network(batch), torch.arange(6))
+        ours = network.scores_of_words(network(batch))
         assert (ours - theirs(input_ids=torch.tensor(TEXTS[:1])).logits[0]).abs().max() <= 2e-5
 
 

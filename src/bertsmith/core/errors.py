@@ -47,6 +47,14 @@ class UserError(Exception):
         return shown(" ".join(f"{location}{self.what}{advice}".split()))
 
 
+class Diverged(UserError):
+    """A run whose loss, weights or gradients are not finite any more; the same run would diverge again."""
+
+
+class DoesNotFit(UserError):
+    """A run that requires more memory than there is."""
+
+
 def shown(text: str) -> str:
     """Return a text that is safe to print: cut to `MAX_SHOWN`, with control characters escaped."""
     cut = text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."

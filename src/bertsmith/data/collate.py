@@ -32,6 +32,7 @@ class PretrainingBatch:
 
     inputs: PackedBatch
     masked_rows_P: Tensor
+    """Rows of the predicted tokens; the encoder's views say which rows predict them."""
     masked_ids_P: Tensor
     masked_weights_P: Tensor
     pair_labels_S: Tensor
@@ -303,16 +304,14 @@ def _insert(sequences: PackedSequences, inserted: Inserted, at: Numbers) -> None
 def neighbours(
     sequences: PackedSequences, objective: Literal["left-to-right", "right-to-left"]
 ) -> tuple[Numbers, Numbers]:
-    """Return the rows with a neighbour on the predicted side, and that neighbour's id."""
+    """Return the rows with a neighbour that predicts them, and their ids."""
     has_neighbour_T = np.ones(len(sequences.tokens_T), np.bool_)
     if objective == "left-to-right":
-        has_neighbour_T[sequences.starts_S1[1:] - 1] = False
-        step = 1
-    else:
         has_neighbour_T[sequences.starts_S1[:-1]] = False
-        step = -1
+    else:
+        has_neighbour_T[sequences.starts_S1[1:] - 1] = False
     rows_P = np.flatnonzero(has_neighbour_T)
-    return rows_P, sequences.tokens_T[rows_P + step]
+    return rows_P, sequences.tokens_T[rows_P]
 
 
 def micro_batches(

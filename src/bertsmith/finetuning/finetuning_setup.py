@@ -48,6 +48,7 @@ from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
 from bertsmith.training.budget import Epochs, Minutes, Work
 from bertsmith.training.cuda_graphs import StepFacts, recording_of, why_not_recorded
 from bertsmith.training.distributed import World, share_work
+from bertsmith.training.memory_share import plannable_gpu_bytes
 from bertsmith.training.optimizers import (
     OPTIMIZERS,
     build_optimizer,
@@ -318,7 +319,7 @@ def micro_tokens(network: Network, encoded: EncodedSet, recipe: FinetuningRecipe
         recompute=recipe.run.recompute,
     )
     # Twice that: a step of a new size needs memory in addition to that of the recorded ones.
-    free = torch.cuda.mem_get_info(world.device)[0]
+    free = plannable_gpu_bytes(world.device)
     fitting = (each for each in GPU_MICRO_TOKENS if 2 * estimate_memory(load, each).total <= free)
     return next(fitting, MICRO_TOKENS)
 

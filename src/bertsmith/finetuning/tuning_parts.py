@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Diverged
 from bertsmith.core.files import write_json
 from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import ENDED_AFTER
@@ -198,7 +198,7 @@ def check_learned(run: Run, at: Progress, found: Evaluation) -> None:
         what = "the run diverged: its loss or its weights are no numbers any more"
     if what:
         remedy = "no model is written; lower optim.peak_lr, take run.precision=fp32, or look for odd numbers"
-        raise UserError(what, where=str(run.folder.path), remedy=remedy)
+        raise Diverged(what, where=str(run.folder.path), remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

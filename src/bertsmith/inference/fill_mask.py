@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from unicodedata import category
 
+import torch
 from tokenizers import models
 from torch import Tensor
 
@@ -122,20 +123,15 @@ def mask_offsets_in(text: str, encoded: Encoded, tokenizer: Tokenizer) -> list[t
     return spans
 
 
-PREDICTING_ROWS = {"both": 0, "left-to-right": -1, "right-to-left": 1}
-"""Offset from a mask to the row that predicts it: a one-sided model predicts the next or previous token."""
+def check_one_mask(engine: Engine, masked: Masked, offsets: Iterable[int], index: int | None = None) -> None:
+    """Reject several masks if a word is predicted from a row at one of these offsets.
 
-
-def predicting_row(engine: Engine) -> int:
-    """Return the offset from a mask to the row that predicts it."""
-    return PREDICTING_ROWS[engine.network.config.direction]
-
-
-def check_one_mask(engine: Engine, masked: Masked, index: int | None = None) -> None:
-    """Reject several masks for a one-sided model: it was trained without masks, and reads them as words."""
-    if len(masked.indices) > 1:
-        mask, direction = engine.tokenizer.mask_token, engine.network.config.direction
-        what = f"has {len(masked.indices)} {mask}, and this model was trained {direction}"
+    Such a model was trained without masks, and reads them as words.
+    """
+    beside = {view.offset for view in engine.network.encoder.word_views()}.intersection(offsets)
+    if beside and len(masked.indices) > 1:
+        mask = engine.tokenizer.mask_token
+        what = f"has {len(masked.indices)} {mask}, and this model was trained without any"
         raise UserError(what, index=index, remedy=f"fill one {mask} at a time")
 
 
@@ -147,16 +143,15 @@ def fill_each_mask(
     A model that was trained from left to right sees only the text before the mask.
     """
     check_count("top", top)
-    aside = predicting_row(engine)
 
     def candidates(batch: PackedBatch) -> list[list[list[Candidate]]]:
         """Return the candidates for the masks of each sequence."""
         is_mask_T = batch.tokens_T == engine.tokenizer.mask_id
-        masks_PD = engine.network(batch)[is_mask_T.nonzero().flatten() + aside]
+        hidden_TD = engine.network(batch)
         of_masks = [
             best_candidates(engine, row_V, top)
-            for some_PD in masks_PD.split(MASKS_AT_ONCE)
-            for row_V in word_log_probabilities(engine, some_PD)
+            for rows_P in torch.split(is_mask_T.nonzero().flatten(), MASKS_AT_ONCE)
+            for row_V in word_log_probabilities(engine, hidden_TD, rows_P)
         ]
         # The masks of all sequences are in one row; those of a sequence begin at the count of all before.
         before = [0, *is_mask_T.cumsum(0).tolist()]
@@ -168,8 +163,8 @@ def fill_each_mask(
         for first in range(0, len(several), WINDOW_TEXTS):
             some = several[first : first + WINDOW_TEXTS]
             masked = encode_masked(engine, some, truncate=truncate, first=first)
-            for number, each in enumerate(masked if aside else (), start=first):
-                check_one_mask(engine, each, number)
+            for number, each in enumerate(masked, start=first):
+                check_one_mask(engine, each, (-1, 1), number)
             found += engine.predict_encoded([each.encoded for each in masked], candidates, advance)
     return found
 
@@ -183,16 +178,15 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
     changes the states of all before it, and the whole text is read again.
     """
     check_count("count", count)
-    if engine.network.config.direction == "right-to-left":
+    if all(view.offset > 0 for view in engine.network.encoder.word_views()):
         what = "this model was trained from right to left and cannot say what comes next"
         raise UserError(what, remedy="take one that was trained from left to right, or with masks")
-    aside = predicting_row(engine)
     before, after = _split_at_end(engine, text, count)
     own = len(before)
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
-        mask_1D = engine.network(batch)[len(before) + aside : len(before) + aside + 1]
-        return [word_log_probabilities(engine, mask_1D)[0]]
+        mask_1 = torch.tensor([len(before)], device=engine.device)
+        return [word_log_probabilities(engine, engine.network(batch), mask_1)[0]]
 
     room = engine.network.config.positions - len(before) - len(after)
     for number in range(min(count + REST_OF_WORD, room)):
@@ -259,10 +253,7 @@ def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Fi
     check_count("beam", beam)
     if beam < top:
         raise UserError(f"a beam of {beam} cannot give {top} fillings", remedy="make beam at least top")
-    if (
-        engine.network.config.direction == "right-to-left"
-    ):  # masks are filled from the left: it would see them
-        check_one_mask(engine, masked)
+    check_one_mask(engine, masked, (1,))  # masks are filled from the left: it would see those that are left
     partials = [_Partial(masked.encoded)]
     for index in masked.indices:
         partials = _extend(engine, partials, index, beam)
@@ -282,8 +273,8 @@ def _extend(engine: Engine, partials: Sequence[_Partial], index: int, beam: int)
     """Extend every partial filling by each likely token at the next mask; return the best."""
 
     def at_the_mask(batch: PackedBatch) -> list[Tensor]:
-        rows = batch.layout.starts_S1[:-1] + index + predicting_row(engine)
-        return list(word_log_probabilities(engine, engine.network(batch)[rows]))
+        rows_P = batch.layout.starts_S1[:-1] + index
+        return list(word_log_probabilities(engine, engine.network(batch), rows_P))
 
     rows = engine.predict_encoded([each.encoded for each in partials], at_the_mask)
     grown = []
@@ -302,13 +293,18 @@ def check_count(name: str, value: object) -> None:
         raise UserError(f"{name} is {value!r}", remedy="a whole number from 1 on is expected")
 
 
-def word_log_probabilities(engine: Engine, masks_PD: Tensor) -> Tensor:
-    """Return the log-probability of every token [P, V], from the states at masks."""
-    scores_PV = engine.network.scores_of_words(masks_PD).float()
+def word_log_probabilities(engine: Engine, hidden_TD: Tensor, rows_P: Tensor) -> Tensor:
+    """Return the log-probability of every token for the words at these rows [P, V]."""
+    return scores_of_tokens(engine, engine.network.word_scores(hidden_TD, rows_P)).log_softmax(-1).cpu()
+
+
+def scores_of_tokens(engine: Engine, scores_PV: Tensor) -> Tensor:
+    """Return scores of words in fp32, -inf for rows of the vocabulary without a token."""
+    scores_PV = scores_PV.float()
     # Rows without a token (the matrix is rounded up, ids have gaps) mean nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
-    return scores_PV.log_softmax(-1).cpu()
+    return scores_PV
 
 
 def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[Candidate]:

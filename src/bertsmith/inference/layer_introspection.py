@@ -19,7 +19,6 @@ from bertsmith.inference.fill_mask import (
     best_candidates,
     encode_masked,
     mask_offsets_in,
-    predicting_row,
     word_log_probabilities,
 )
 from bertsmith.inference.loaded_model import Bert
@@ -41,11 +40,10 @@ class Cosines:
 
 @dataclass(frozen=True, slots=True)
 class LayerGuesses:
-    """The guesses for a mask if the model ended after this layer."""
+    """Guesses after one layer; `final` is the probability here of the last layer's best guess."""
 
     guesses: tuple[Candidate, ...]
     final: float
-    """Probability here of the last layer's best guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,18 +105,18 @@ def inspect_similarity(bert: Bert, texts: Iterable[str | TokenizedText]) -> list
     return layer_cosines(bert, encoded, whole)[1]
 
 
-def inspect_guesses(bert: Bert, text: str | TokenizedText, *, top: int) -> list[MaskLayers]:
+def inspect_guesses(bert: Bert, text: str | TokenizedText, top: int) -> list[MaskLayers]:
     """Return, for each mask of a text, the masked-language head's guesses from every layer."""
     engine = bert.engine
     (masked,) = encode_masked(engine, [text], truncate=False)
-    rows = [index + predicting_row(engine) for index in masked.indices]
+    rows_P = torch.tensor(masked.indices, device=engine.device)
     batch = pack([masked.encoded.ids], [masked.encoded.segments]).to(engine.device)
     encoder = engine.network.encoder
     with torch.no_grad():
         *states, last_ND = encoder.hidden_states(batch)
         # In a pre-norm encoder, what a head reads was normalised once more at the end.
         after = [*(encoder.after(state_ND) for state_ND in states), last_ND]
-        scores = [word_log_probabilities(engine, state_ND[rows]) for state_ND in after]
+        scores = [word_log_probabilities(engine, state_ND, rows_P) for state_ND in after]
     spans = mask_offsets_in(masked.text, masked.encoded, bert.tokenizer)
     return [
         MaskLayers(start, end, _guesses_of(engine, [layer_PV[mask] for layer_PV in scores], top))

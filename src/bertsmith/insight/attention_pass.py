@@ -1,4 +1,4 @@
-"""One pass over many texts that gives a study the attention of each layer without storing it.
+"""One pass over many texts that gives an analysis the attention of each layer without storing it.
 
 Shapes: G texts of like length, N tokens of the longest of them, H heads.
 """
@@ -36,8 +36,8 @@ dozen heads meanwhile. Padding did not make a CPU faster."""
 
 
 @dataclass(frozen=True, slots=True)
-class Study(Generic[Prepared, Result]):
-    """The two functions that turn the attention of each layer into a study's results."""
+class Analysis(Generic[Prepared, Result]):
+    """The two functions that turn the attention of each layer into the results of an analysis."""
 
     prepare: Callable[[Sequence[int]], Prepared]
     """Function from the indices of G texts to the data shared by all layers, such as masks."""
@@ -48,7 +48,7 @@ class Study(Generic[Prepared, Result]):
 
 
 def attention_pass(
-    bert: Bert, texts: Sequence[Encoded], study: Study[Prepared, Result], *, what: str
+    bert: Bert, texts: Sequence[Encoded], analysis: Analysis[Prepared, Result], *, what: str
 ) -> Iterator[tuple[list[int], list[Result]]]:
     """Yield, for each group of texts of similar length, their indices and the result of each layer."""
     check_heads_are_whole(bert)
@@ -60,7 +60,7 @@ def attention_pass(
     def studied(numbered: tuple[Integers, PackedBatch]) -> list[tuple[list[int], list[Result]]]:
         numbers, batch = numbered
         with torch.no_grad():
-            return studied_batch(bert, batch, numbers.tolist(), study)
+            return studied_batch(bert, batch, numbers.tolist(), analysis)
 
     with progress_bar(what, len(texts)) as advance:
         for groups in in_streams(studied, sequences.batches(cut.tokens), streams=cut.streams):
@@ -69,7 +69,7 @@ def attention_pass(
 
 
 def studied_batch(
-    bert: Bert, batch: PackedBatch, numbers: Sequence[int], study: Study[Prepared, Result]
+    bert: Bert, batch: PackedBatch, numbers: Sequence[int], analysis: Analysis[Prepared, Result]
 ) -> list[tuple[list[int], list[Result]]]:
     """Return the results of one batch by group; the batch is on the CPU, `numbers` are its texts' indices."""
     device = bert.engine.device
@@ -82,8 +82,8 @@ def studied_batch(
         group = rows[0]
         if layer == 0:
             texts[group] = [numbers[row] for row in rows]
-            prepared[group], kept[group] = study.prepare(texts[group]), []
-        kept[group].append(study.reduce(prepared[group], weights_GHNN))
+            prepared[group], kept[group] = analysis.prepare(texts[group]), []
+        kept[group].append(analysis.reduce(prepared[group], weights_GHNN))
         return weights_GHNN
 
     # The last states are unused: one row of them costs nothing, and the last attention is still complete.

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
-from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.insight.surface import Surface, shortened, smoothing_term
 from bertsmith.model.transformer_config import with_heads
 
@@ -54,11 +54,11 @@ def study_clusters(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> H
     config = with_heads(bert.model.network.config)
     heads, device = config.layers * config.heads, bert.engine.device
     total_AA = torch.zeros(heads, heads, dtype=torch.float64, device=device)
-    study = Study(
+    analysis = Analysis(
         prepare=lambda numbers: smoothing_term([len(encoded[each]) for each in numbers], SMOOTHING, device),
         reduce=_smooth,
     )
-    for _, layers in attention_pass(bert, encoded, study, what="attention"):
+    for _, layers in attention_pass(bert, encoded, analysis, what="attention"):
         total_AA += divergences(torch.cat(layers, dim=1))
     distances_AA = (total_AA / sum(map(len, encoded))).cpu().numpy()
     return HeadMap(distances_AA, plane_of(distances_AA), (config.layers, config.heads))

@@ -19,7 +19,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.insight.antecedents import BASELINES
-from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.insight.bootstrap import Counts, bootstrap_intervals
 from bertsmith.insight.gap import GapExample
 from bertsmith.insight.mentions import Mention, MentionDocument
@@ -268,5 +268,5 @@ def _hits(bert: Bert, asked: QuestionSet, *, what: str) -> Iterator[tuple[list[i
         return hits_2GHM.float() @ prepared.kinds_GMK
 
     encoded = [text.mentions.encoded for text in asked.texts]
-    for numbers, layers in attention_pass(bert, encoded, Study(prepare, reduce), what=what):
+    for numbers, layers in attention_pass(bert, encoded, Analysis(prepare, reduce), what=what):
         yield numbers, torch.stack(layers).double().cpu().numpy()

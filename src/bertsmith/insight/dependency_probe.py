@@ -20,7 +20,7 @@ from torch.nn import functional
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import key_of, stream
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.insight.bootstrap import bootstrap_intervals
 from bertsmith.insight.relations import OFFSETS
 from bertsmith.insight.treebank import ROOT, ParsedSentence
@@ -175,8 +175,8 @@ def _attention_maps(bert: Bert, texts: Sequence[EncodedWords]) -> dict[int, Tens
         return torch.cat([maps.between_words(weights_GHNN), torch.stack(ends, 2)], 2)
 
     found: dict[int, Tensor] = {}
-    study = Study(prepare, reduce)
-    for numbers, layers in attention_pass(bert, [text.encoded for text in texts], study, what="attention"):
+    analysis = Analysis(prepare, reduce)
+    for numbers, layers in attention_pass(bert, [text.encoded for text in texts], analysis, what="attention"):
         whole_GAXW = torch.cat(layers, 1).cpu()
         found |= dict(zip(numbers, whole_GAXW, strict=True))
     return found

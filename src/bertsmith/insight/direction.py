@@ -16,7 +16,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.text_reader import TextInput
-from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.report_views import measures_view
@@ -60,7 +60,7 @@ def study_direction(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> 
 
     shape = (config.layers, len(SHARES), config.heads)
     sums_LMH = torch.zeros(shape, dtype=torch.float64, device=device)
-    for _, layers in attention_pass(bert, encoded, Study(prepare, _sums), what="attention"):
+    for _, layers in attention_pass(bert, encoded, Analysis(prepare, _sums), what="attention"):
         sums_LMH += torch.stack(layers)
     words = sum(int(each.sum()) for each in inside)
     shares = {name: sums_LMH[:, at].cpu().numpy() / words for at, name in enumerate(SHARES)}

@@ -1,4 +1,4 @@
-"""Drawing for several studies: a grid of heat maps with a cell for each head, and names of points.
+"""Drawing for several analyses: a grid of heat maps with a cell for each head, and names of points.
 
 Shapes: L layers, H heads.
 """

@@ -26,10 +26,10 @@ def untrained_twin(bert: Bert, seed: int) -> Bert:
     return Bert(Model(fresh), bert.tokenizer, device=str(bert.engine.device))
 
 
-def of_untrained(bert: Bert, study: Callable[[Bert], Finding], *, seed: int) -> list[Finding]:
-    """Run a study on each of three random initialisations."""
+def of_untrained(bert: Bert, analysis: Callable[[Bert], Finding], *, seed: int) -> list[Finding]:
+    """Run an analysis on each of three random initialisations."""
     found = []
     for number in range(INITIALISATIONS):
         with progress_within(f"untrained {number + 1} of {INITIALISATIONS}"):
-            found.append(study(untrained_twin(bert, seed + number)))
+            found.append(analysis(untrained_twin(bert, seed + number)))
     return found

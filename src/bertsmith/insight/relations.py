@@ -20,7 +20,7 @@ from torch import Tensor
 from bertsmith.core.arrays import ranges
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.insight.bootstrap import Counts, bootstrap_intervals
 from bertsmith.insight.treebank import ParsedSentence
 from bertsmith.insight.word_attention import EncodedWords, FromPieces, WordMaps, encode_words
@@ -268,7 +268,7 @@ def _hits(
         hits_GMR = right_G2HW.flatten(1, 2).float() @ prepared.kinds_GWR
         return hits_GMR.view(*right_G2HW.shape[:3], -1).transpose(0, 1)
 
-    study = Study(prepare, reduce)
+    analysis = Analysis(prepare, reduce)
     encoded = [text.encoded for text in texts]
-    for numbers, layers in attention_pass(bert, encoded, study, what=what):
+    for numbers, layers in attention_pass(bert, encoded, analysis, what=what):
         yield numbers, torch.stack(layers)

@@ -1,4 +1,4 @@
-"""The report of a study: tables as text, all numbers as JSON, a picture and a view."""
+"""The report of a study or an analysis: tables as text, all numbers as JSON, a picture and a view."""
 
 import json
 import logging

@@ -21,7 +21,7 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
-from bertsmith.insight.attention_pass import Study, attention_pass
+from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.model.importance import ImportanceGates, importance_gates
 from bertsmith.model.transformer import with_attention
 from bertsmith.model.transformer_config import with_heads
@@ -100,7 +100,7 @@ def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -
 
     shape = (config.layers, len(MEASURES), config.heads)
     sums_LMH = torch.zeros(shape, dtype=torch.float64, device=device)
-    for _, layers in attention_pass(bert, encoded, Study(prepare, _measured), what="attention"):
+    for _, layers in attention_pass(bert, encoded, Analysis(prepare, _measured), what="attention"):
         sums_LMH += torch.stack(layers)
     sums, counts = _Sums(), _counts(kinds)
     for measure, sums_LH in zip(MEASURES, sums_LMH.cpu().numpy().swapaxes(0, 1), strict=True):

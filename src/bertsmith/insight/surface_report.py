@@ -1,4 +1,4 @@
-"""The tables and the picture of the surface study."""
+"""The tables and the picture of the surface analysis."""
 
 from collections.abc import Sequence
 

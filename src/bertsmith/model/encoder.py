@@ -51,6 +51,24 @@ class NamedLinear(NamedTuple):
     """The activation whose values are its inputs, if they are nothing else."""
 
 
+class WordView(NamedTuple):
+    """A state that a word is predicted from."""
+
+    offset: int = 0
+    """Rows from the word to that state."""
+    part: slice = slice(None)
+    """The part of the state."""
+
+    def rows(self, rows_P: Tensor) -> Tensor:
+        """Return the rows that predict the words at these rows [P]."""
+        # Filler points at row 0, which may have no row before it.
+        return (rows_P + self.offset).clamp(min=0) if self.offset else rows_P
+
+
+BESIDE = {"both": 0, "left-to-right": -1, "right-to-left": 1}
+"""Rows from a word to the one that sees all of its side, but not the word."""
+
+
 class Encoder(nn.Module, ABC):
     """A network that gives each packed token a state; every kind of encoder is one."""
 
@@ -134,6 +152,21 @@ class Encoder(nn.Module, ABC):
         if direction != self.direction:
             what = f"this encoder reads {self.direction}, and cannot be made to read {direction}"
             raise UserError(what, where="examples.objective", remedy="choose another objective or model")
+
+    def word_views(self) -> tuple[WordView, ...]:
+        """Return the states that a word is predicted from; `Network.word_scores` combines several."""
+        return (WordView(BESIDE[self.direction]),)
+
+    def predicting_rows(self, rows_P: Tensor) -> Tensor:
+        """Return the rows that predict the words at these rows [R]: those of each view, one after another."""
+        rows = [view.rows(rows_P) for view in self.word_views()]
+        return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+    def by_view(self, hidden_RD: Tensor) -> list[Tensor]:
+        """Return what each view reads [P] of the states at `predicting_rows`."""
+        views = self.word_views()
+        parts = zip(hidden_RD.chunk(len(views)), views, strict=True)
+        return [hidden_PD[:, view.part] for hidden_PD, view in parts]
 
     def sentence_rows(self, layout: Layout) -> Rows:
         """Return the rows that `sentence_states` reads."""

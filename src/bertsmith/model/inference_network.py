@@ -250,6 +250,7 @@ def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]])
         final_norm=encoder.final_norm,
         sentence=encoder.sentence,
     )
+    converted.direction = encoder.direction
     return Network(network.config, converted, dict(network.heads.items())).eval()
 
 

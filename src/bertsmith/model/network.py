@@ -1,7 +1,7 @@
 """An encoder together with the heads that stand on it, and how one of any architecture is made."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, Literal
 
@@ -54,11 +54,21 @@ class Network(nn.Module):
         return pooled_SD
 
     def word_scores(self, hidden_TD: Tensor, rows_P: Tensor) -> Tensor:
-        """Masked-LM scores of the whole vocabulary at the wanted rows only [P, V]."""
-        return self.scores_of_words(hidden_TD[rows_P])
+        """Return scores of the whole vocabulary for the words at these rows [P, V]."""
+        return self.scores_of_views(self.encoder.by_view(hidden_TD[self.encoder.predicting_rows(rows_P)]))
+
+    def scores_of_views(self, views: Sequence[Tensor]) -> Tensor:
+        """Return scores of the whole vocabulary for words [P, V], given what each view of them reads [P].
+
+        Several views are combined by adding log-probabilities, which a softmax normalises again.
+        """
+        if len(views) == 1:
+            return self.scores_of_words(views[0])
+        scores = torch.stack([self.scores_of_words(hidden_PD) for hidden_PD in views])
+        return scores.float().log_softmax(-1).sum(0)
 
     def scores_of_words(self, hidden_PD: Tensor, *, aligned: bool = False) -> Tensor:
-        """Masked-LM scores of the whole vocabulary for these states [P, V].
+        """Return scores of the whole vocabulary for these states [P, V].
 
         Aligned ones go on, up to a round number, with words that do not exist: their scores are -inf.
         """

@@ -19,7 +19,7 @@ from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.attention import AttentionRule
 from bertsmith.model.attention_kernels import packed_attention
-from bertsmith.model.encoder import ALL, Rows
+from bertsmith.model.encoder import ALL, Rows, WordView
 from bertsmith.model.encoder_config import EncoderConfig, PassSize
 from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
@@ -275,4 +275,7 @@ def heads_of(_: Recipe) -> dict[str, int]:
 def build(network: Network, teacher: Network | None, recipe: Recipe) -> Distillation:
     """The recipe's objective over a student and its teacher."""
     assert teacher is not None
+    if any(each.encoder.word_views() != (WordView(),) for each in (network, teacher)):
+        what = "a student and its teacher are compared at masked words, and one of them is read beside words"
+        raise UserError(what, where="distill.teacher", remedy="take models that were trained with masks")
     return Distillation(network, teacher, recipe.distill, seed=recipe.run.seed)

@@ -3,14 +3,25 @@
 Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C counts.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, Value, answers, mean, mean_loss
+from bertsmith.core.measures import (
+    Declaration,
+    LossTerm,
+    Metric,
+    Totals,
+    Value,
+    answers,
+    bits,
+    mean,
+    mean_loss,
+    perplexity,
+)
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
@@ -19,8 +30,6 @@ from bertsmith.objectives.pretraining_objective import PretrainingObjective, wei
 from bertsmith.recipe.data_sections import PairHead, Unit
 from bertsmith.recipe.schema import Recipe
 
-MAX_EXPONENT = 700.0
-"""In nats; the exponential of more is no float."""
 CHOSEN: dict[Unit, str] = {
     "token": "chosen one by one",
     "word": "chosen as whole words",
@@ -40,8 +49,8 @@ def _of_nats(total: str, value: Callable[[float, float], float]) -> Value:
     return found
 
 
-_PERPLEXITY = _of_nats("sequences", lambda nats, _: math.exp(min(nats, MAX_EXPONENT)))
-_BITS = _of_nats("tokens_per_character", lambda nats, tokens: nats / math.log(2) * tokens)
+_PERPLEXITY = _of_nats("sequences", lambda nats, _: perplexity(nats))
+_BITS = _of_nats("tokens_per_character", lambda nats, tokens: bits(nats) * tokens)
 _LOSS, _RIGHT = "Predicted words: loss in nats", "Predicted words: guessed right"
 _SMALLER: dict[str, Any] = {"larger_is_better": False, "fixed": True}
 WORD_METRICS = (
@@ -78,16 +87,24 @@ class MaskedLanguageModelling(PretrainingObjective):
         """The losses and right answers of predicted words and, where there are any, of pairs."""
         # Only the predicted rows and those that stand for a sentence go through most of the last layer: the
         # heads read no others.
+        encoder = self.network.encoder
+        rows_R = encoder.predicting_rows(batch.masked_rows_P)
         if self.pair_head == "none":
-            hidden_PD = self.network.encoder(batch.inputs, rows=batch.masked_rows_P)
+            hidden_RD = encoder(batch.inputs, rows=rows_R)
         else:
-            hidden_PD, sentence_SD = self.network.encoder.with_sentences(batch.inputs, batch.masked_rows_P)
+            hidden_RD, sentence_SD = encoder.with_sentences(batch.inputs, rows_R)
         labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
-        loss, hits = word_sums(self.network, hidden_PD, labels_P, weights_P)
+        views = [word_sums(self.network, each, labels_P, weights_P) for each in encoder.by_view(hidden_RD)]
+        # Each view of a word learns to predict it alone; the loss of a word is the mean of theirs.
+        loss, hits = views[0] if len(views) == 1 else map(_mean, zip(*views, strict=True))
         words = {"token_loss": loss, "token_hits": hits}
         if self.pair_head == "none":
             return words
         return words | pair_sums(self.network, self.pair_head, sentence_SD, batch)
+
+
+def _mean(values: tuple[Tensor, ...]) -> Tensor:
+    return torch.stack(values).mean(0)
 
 
 def pair_sums(

@@ -18,6 +18,7 @@ from bertsmith.core.measures import Declaration, LossTerm, Metric, answers, mean
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.encoder import WordView
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
@@ -66,6 +67,7 @@ class ReplacedTokenDetection(PretrainingObjective):
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
         """The sums of the generator's words, of the judged tokens and of pairs."""
         assert batch.draws_P is not None, "batches of this objective bring what tokens are sampled with"
+        assert self.generator.encoder.word_views() == (WordView(),), "masks are read where they stand"
         hidden_PD = self.generator.encoder(batch.inputs, rows=batch.masked_rows_P)
         scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
         token_loss, token_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)

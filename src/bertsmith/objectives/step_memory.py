@@ -7,7 +7,7 @@ stands beside it for a moment, and fp32 weights, gradients and the moments. Shap
 import math
 from dataclasses import dataclass, replace
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import DoesNotFit
 from bertsmith.model.encoder_config import BF16, FP32, EncoderConfig, StepForm
 from bertsmith.objectives.linear_cross_entropy import chunk_rows
 
@@ -90,7 +90,7 @@ def largest_micro_batch(load: TrainingLoad, *, free_bytes: int) -> int:
     raise _does_not_fit(load, usable)
 
 
-def _does_not_fit(load: TrainingLoad, usable: int) -> UserError:
+def _does_not_fit(load: TrainingLoad, usable: int) -> DoesNotFit:
     needed, alone = estimate_memory(load, load.longest), estimate_memory(load, 0)
     if alone.total > usable:
         what = f"the model's weights, gradients and moments need {gibibytes(alone.total)}"
@@ -99,7 +99,7 @@ def _does_not_fit(load: TrainingLoad, usable: int) -> UserError:
         what = f"one sequence of {load.longest} tokens needs {gibibytes(needed.total)} with the model"
         less = "" if load.recompute else "set run.recompute = true, "
         remedy = f"{less}shorten examples.stages or take a smaller model (model.layers, model.width)"
-    return UserError(
+    return DoesNotFit(
         f"{what}, and {gibibytes(usable)} may be used", where="batch.micro_tokens", remedy=remedy
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import DoesNotFit
 from bertsmith.data.collate import Multiples
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig, PassSize
@@ -27,6 +27,7 @@ from bertsmith.recipe.data_sections import Stage
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.cuda_graphs import StepFacts, why_not_recorded
 from bertsmith.training.distributed import World
+from bertsmith.training.memory_share import plannable_gpu_bytes, share_of
 from bertsmith.training.optimizers import OPTIMIZERS, optimizer_text
 from bertsmith.training.trainer import Precision, choose_precision
 
@@ -314,7 +315,7 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int)
     if needed > free:
         what = f"{tokens} tokens need about {gibibytes(needed)}, and {gibibytes(free)} are free"
         remedy = "set batch.micro_tokens to auto, or run.recompute to true"
-        raise UserError(what, where="batch.micro_tokens", remedy=remedy)
+        raise DoesNotFit(what, where="batch.micro_tokens", remedy=remedy)
     return (
         tokens,
         f"memory: about {gibibytes(needed)} of {gibibytes(free)}, for {tokens:,} tokens in a forward pass",
@@ -331,13 +332,15 @@ def _cpu_micro_tokens(networks: Sequence[Network], load: TrainingLoad) -> int:
 def free_bytes(world: World) -> int:
     """Memory of the device that a run may take."""
     if world.device.type == "cuda":
-        return torch.cuda.mem_get_info(world.device)[0]
+        return plannable_gpu_bytes(world.device)
     # What Linux could hand out; what it calls free leaves out all that only caches files.
     if MEMORY_OF_LINUX.is_file():
         known = dict(line.split(":", 1) for line in MEMORY_OF_LINUX.read_text().splitlines())
-        return int(known["MemAvailable"].split()[0]) * 1024
+        free, total = (int(known[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
+        return share_of(free=free, total=total)
     pages = os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in os.sysconf_names else 1 << 22
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    whole = pages * os.sysconf("SC_PAGE_SIZE")
+    return share_of(free=whole, total=whole)
 
 
 def product_flops(device: torch.device) -> float | None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Diverged
 from bertsmith.core.files import atomic_folder, write_text
 from bertsmith.core.measures import Declaration, brief
 from bertsmith.model.encoder_config import EncoderConfig
@@ -191,9 +192,16 @@ def check_weights_are_finite(networks: Iterable[Network], *, where: str) -> None
     broken = [name for name, tensor in weights if not bool(tensor.isfinite().all())]
     if broken:
         remedy = "lower optim.peak_lr and start again in a new folder"
-        raise UserError(
+        raise Diverged(
             f"the run ended with weights that are no numbers: {broken[0]}", where=where, remedy=remedy
         )
+
+
+def check_held_out_is_finite(held_out: Mapping[str, float], *, where: str) -> None:
+    """Raise if the last held-out loss is not a number: finite weights can overflow in a forward pass."""
+    if not isfinite(held_out.get("loss", 0.0)):
+        remedy = "lower optim.peak_lr and start again in a new folder"
+        raise Diverged("the run ended with a held-out loss that is not a number", where=where, remedy=remedy)
 
 
 def write_model_folder(

@@ -49,8 +49,9 @@ def _guesses(
     trainer.objective.eval()
     try:
         with torch.no_grad(), autocast(device, trainer.precision):
-            hidden_SD = network.encoder(batch.to(device), rows=rows_S.to(device))
-            scores_SV = network.scores_of_words(hidden_SD)
+            rows_R = network.encoder.predicting_rows(rows_S.to(device))
+            hidden_RD = network.encoder(batch.to(device), rows=rows_R)
+            scores_SV = network.scores_of_views(network.encoder.by_view(hidden_RD))
     finally:
         trainer.objective.train()
     chances, tokens = scores_SV.float().softmax(-1).topk(GUESSES)

@@ -83,18 +83,18 @@ def test_a_sequence_is_a_template_around_text_of_the_store(store, cache) -> None
             assert " ".join(map(str, part)) in everything
 
 
-def test_left_to_right_asks_for_the_next_token(store, cache) -> None:
+def test_left_to_right_asks_for_every_token_but_the_first(store, cache) -> None:
     recipe = recipe_named("gpt")
     for sequence in sequences_of(dataset_of(store, cache, recipe)[FIRST]):
-        assert sequence.targets == dict(enumerate(sequence.tokens[1:]))
+        assert sequence.targets == dict(enumerate(sequence.tokens[1:], start=1))
         assert sequence.pair_label is None
 
 
-def test_right_to_left_asks_for_the_previous_token(store, cache) -> None:
+def test_right_to_left_asks_for_every_token_but_the_last(store, cache) -> None:
     examples = recipe_named("gpt").examples.model_copy(update={"objective": "right-to-left"})
     recipe = recipe_named("gpt").model_copy(update={"examples": examples})
     for sequence in sequences_of(dataset_of(store, cache, recipe)[FIRST]):
-        assert sequence.targets == {place + 1: token for place, token in enumerate(sequence.tokens[:-1])}
+        assert sequence.targets == dict(enumerate(sequence.tokens[:-1]))
 
 
 def test_a_model_with_one_segment_sees_one(store, cache) -> None:

@@ -3,17 +3,20 @@
 What it has not is refused in one line, wherever a Transformer's parts are asked for.
 """
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 import bertsmith
 from bertsmith.core.errors import UserError
+from bertsmith.data.collate import PretrainingBatch
 from bertsmith.inference.head_introspection import inspect_heads
 from bertsmith.inference.introspection import inspect_attention
 from bertsmith.inference.layer_introspection import inspect_embedding
@@ -29,14 +32,15 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, mean_of_rows
+from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, WordView, mean_of_rows
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, PassSize, StepForm
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Transform
 from bertsmith.model.importance import importance_gates, sequence_of_rows
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
 from bertsmith.model.model_folder import read_model
-from bertsmith.model.network import Network, set_direction
-from bertsmith.packed import PackedBatch
+from bertsmith.model.network import Network, new_network, set_direction
+from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
+from bertsmith.packed import PackedBatch, pack
 from bertsmith.serve.model_registry import info_of
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.quantise import quantise_weights
@@ -268,3 +272,100 @@ def test_commands_say_so_in_one_line(run, tmp_path, capsys):
 def test_recipe_keys_of_a_transformer_are_not_its_own(store, tmp_path):
     with pytest.raises(UserError, match=f"model.heads = 2 is a part that model.type = {TYPE} has not"):
         run_tiny(store, tmp_path / "run", f"model.type={TYPE}")
+
+
+# ---- a word that is predicted from both of its sides
+
+
+class BothSides(Bag):
+    """Half of a state is the mean of the words up to its row, half that of the words from its row on."""
+
+    def __init__(self, config: BagConfig) -> None:
+        super().__init__(config)
+        self.table = nn.Embedding(config.vocabulary, config.width // 2)
+
+    def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
+        states = []
+        for start, end in batch.layout.bounds():
+            words_NW = self.table(batch.tokens_T[start:end])
+            count_N1 = torch.arange(1, len(words_NW) + 1)[:, None]
+            behind_NW = (words_NW.flip(0).cumsum(0) / count_N1).flip(0)
+            states.append(torch.cat((words_NW.cumsum(0) / count_N1, behind_NW), -1))
+        return [torch.cat(states)]
+
+    def word_views(self) -> tuple[WordView, ...]:
+        half = self.table.embedding_dim
+        return WordView(-1, slice(half)), WordView(1, slice(half, None))
+
+
+@pytest.fixture
+def both_sides(run, monkeypatch) -> bertsmith.Bert:
+    def half_head(config: BagConfig, _: int) -> MaskedLanguageHead:
+        half = config.width // 2
+        return MaskedLanguageHead(Transform(nn.Linear(half, half), "gelu"), config.vocabulary)
+
+    bert = bertsmith.load(run / "model", device="cpu")
+    heads = {"mlm": HeadSpec(half_head, always({}))}
+    monkeypatch.setitem(ARCHITECTURES, TYPE, replace(BAG, build_encoder=BothSides, heads=heads))
+    config = replace(bert.model.network.config, initial_std=1.0)
+    network = new_network(config, {"mlm": 0}, torch.Generator().manual_seed(1)).eval()
+    return bertsmith.Bert(replace(bert.model, network=network), bert.tokenizer, device="cpu")
+
+
+def of_side(network: Network, words: list[int], part: slice) -> Tensor:
+    """What a side predicts of a word, given all words of that side, by hand."""
+    state_W = network.encoder.words(torch.tensor(words)).mean(0)
+    assert part in [view.part for view in network.encoder.word_views()]
+    return network.scores_of_words(state_W[None]).log_softmax(-1)[0]
+
+
+def test_a_mask_is_filled_by_what_both_sides_say_of_it(both_sides):
+    network, tokenizer = both_sides.engine.network, both_sides.tokenizer
+    text = "the smith [MASK] the iron"
+    ids = tokenizer.encode(text, allow_special=("[MASK]",)).ids
+    place = ids.index(tokenizer.mask_id)
+    left, right = network.encoder.word_views()
+    with torch.no_grad():
+        scores_V = of_side(network, ids[:place], left.part) + of_side(network, ids[place + 1 :], right.part)
+    expected = scores_V[: tokenizer.vocabulary_size].softmax(-1).topk(3)
+    found = both_sides.fill(text, top=3)[0]
+    assert [each.token for each in found] == [tokenizer.token(word) for word in expected.indices.tolist()]
+    assert [each.probability for each in found] == pytest.approx(expected.values.tolist(), rel=1e-4)
+
+
+def test_a_word_is_as_likely_as_both_sides_say_together_and_nothing_is_masked(both_sides):
+    words = ["the", "smith", "heats", "the", "iron"]
+    (found,) = both_sides.likelihood([" ".join(words)])
+    assert found.is_pseudo
+    for place, word in enumerate(words):
+        masked = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
+        guesses = {each.token: each.probability for each in both_sides.fill(masked, top=500)[0]}
+        assert found.words[place].log_probability == pytest.approx(math.log(guesses[word]), abs=1e-4)
+
+
+def test_several_masks_are_rejected_for_a_model_that_reads_them_as_words(both_sides):
+    with pytest.raises(UserError, match=r"has 2 \[MASK\], and this model was trained without any"):
+        both_sides.fill("the [MASK] heats the [MASK]")
+
+
+def test_each_side_learns_to_predict_a_word_alone(both_sides):
+    network, words = both_sides.engine.network, [5, 6, 7, 8, 9, 10]
+    network.train()
+    rows_P, labels_P = torch.tensor([2, 3, 0, 0]), torch.tensor([7, 8, 0, 0])  # filler points at row 0
+    batch = PretrainingBatch(
+        pack([words]),
+        masked_rows_P=rows_P,
+        masked_ids_P=labels_P,
+        masked_weights_P=torch.tensor([1.0, 1, 0, 0]),
+        pair_labels_S=torch.zeros(1),
+        pair_weights_S=torch.zeros(1),
+        end_1=torch.tensor([6]),
+    )
+    sums = MaskedLanguageModelling(network, "none").summed(batch)
+    left, right = network.encoder.word_views()
+    losses = [
+        functional.nll_loss(of_side(network, seen, part), torch.tensor(words[row]))
+        for row in (2, 3)
+        for seen, part in ((words[:row], left.part), (words[row + 1 :], right.part))
+    ]
+    torch.testing.assert_close(sums["token_loss"], torch.stack(losses).sum() / 2)

@@ -81,7 +81,7 @@ def test_a_model_that_sees_one_side_predicts_every_token_of_it(store, tmp_path):
     one_sided = ("examples.objective=left-to-right", "examples.pairs=none")
     found = of_recipe(store, tmp_path, *one_sided)
     for tokens, targets in shown(found):
-        assert targets == dict(enumerate(tokens[1:]))
+        assert targets == dict(enumerate(tokens[1:], start=1))
     result = run_tiny(store, tmp_path / "run", "run.steps=1", *one_sided)
     fixed = result.held_out
     assert fixed["fixed_perplexity"] == pytest.approx(math.exp(fixed["fixed_token_loss"]))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Diverged, DoesNotFit, UserError
 from bertsmith.data.collate import Multiples
 from bertsmith.model.encoder_config import PassSize
 from bertsmith.model.flops import flops_per_step
@@ -15,13 +15,16 @@ from bertsmith.pretraining.hardware import (
     Machine,
     choices,
     fit_machine,
+    free_bytes,
     peak_by_name,
     peak_of,
     product_flops,
 )
 from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of
+from bertsmith.pretraining.pretrained_model import check_held_out_is_finite
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.distributed import ALONE, World
+from bertsmith.training.memory_share import MEMORY_SHARE, plannable_gpu_bytes
 from tests.tiny import tiny_network
 from tests.tiny_runs import tiny_recipe
 
@@ -186,3 +189,22 @@ def test_small_steps_on_a_gpu_are_recorded_with_few_sizes(store, monkeypatch, se
     # 1,024 sequences of at most 32 tokens; about a fifth of the tokens is predicted.
     assert machine.multiples == (Multiples(512, 128, 256) if recorded else Multiples(64, 64))
     assert ("CUDA graphs" in machine.notes[0]) == recorded
+
+
+def test_a_run_of_a_study_plans_with_its_share_of_the_whole_memory(store, monkeypatch):
+    if not MEMORY_OF_LINUX.is_file():
+        pytest.skip("only Linux says how much there is")
+    known = dict(line.split(":", 1) for line in MEMORY_OF_LINUX.read_text().splitlines())
+    monkeypatch.setenv(MEMORY_SHARE, "0.25")
+    assert free_bytes(ALONE) == int(known["MemTotal"].split()[0]) * 1024 // 4
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1 << 20, 1 << 34))
+    assert plannable_gpu_bytes(torch.device("cuda")) == 1 << 32
+    monkeypatch.setenv(MEMORY_SHARE, "1e-12")
+    with pytest.raises(DoesNotFit, match="weights, gradients and moments need"):
+        fitted(store)
+
+
+def test_a_held_out_loss_that_is_not_a_number_is_a_divergence():
+    check_held_out_is_finite({"loss": 3.0}, where="run")
+    with pytest.raises(Diverged, match="^run: the run ended with a held-out loss that is not a number"):
+        check_held_out_is_finite({"loss": float("nan")}, where="run")
