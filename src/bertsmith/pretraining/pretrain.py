@@ -26,6 +26,7 @@ from bertsmith.pretraining.hardware import kept_for_each_weight, product_flops
 from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
+    check_held_out_is_finite,
     check_weights_are_finite,
     whole_networks,
     write_results,
@@ -331,6 +332,7 @@ class PretrainingResults:
         with run.averaged_weights():
             networks = whole_networks(run.trainer)
             world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
+            check_held_out_is_finite(self.evaluation.held_out, where=str(run.folder.path))
             journal.write("event", at.step, {"state": "finished", "seconds": seconds})
             told, tokenizer = self._run_facts(at, facts["metrics"]), run.store.tokenizer()
             world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, told))

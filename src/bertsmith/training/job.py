@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Protocol
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Diverged
 from bertsmith.core.files import read_json, write_json
 from bertsmith.training.background_saving import BackgroundSaving
 from bertsmith.training.best_weights import remove_best_weights
@@ -383,9 +383,8 @@ class _OneStart:
         saved = latest_state(self.request.folder.checkpoints, self.start.world)
         if saved is None or saved.state.step == self.rolled_back_to:
             what = f"{row} steps in a row had no usable gradient, and there is no other state to go back to"
-            raise UserError(
-                what, where=f"step {step}", remedy="lower optim.peak_lr or raise run.spike_factor"
-            )
+            remedy = "lower optim.peak_lr or raise run.spike_factor"
+            raise Diverged(what, where=f"step {step}", remedy=remedy)
         self.rolled_back_to = saved.state.step
         load_checkpoint(saved, trainer)
         trainer.guard.rollbacks += 1  # a pending step used the old weights
