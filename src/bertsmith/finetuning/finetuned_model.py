@@ -3,10 +3,14 @@
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, write_text
+from bertsmith.core.files import atomic_folder, atomic_path, write_text
 from bertsmith.core.wording import counted
 from bertsmith.features.bilstm import FeatureScorer
 from bertsmith.finetuning.assignment import Assignment, recipe_toml
@@ -116,6 +120,8 @@ def write_results(folder: RunFolder, finished: Finished) -> dict[str, Any]:
     folder.write_manifest()
     for name, split in finished.splits.items():
         _write_split(folder, finished, name, split)
+    for name, split in islice(finished.splits.items(), 1):
+        _write_judged(folder.path / f"predictions-{name}.npz", finished, name, split)
     return {
         "task": finished.config.task,
         "metrics": finished.found.metrics,
@@ -171,6 +177,14 @@ def _write_split(folder: RunFolder, finished: Finished, name: str, split: Encode
         draw_confusion(folder.path / f"confusion-{name}.png", targets, likeliest, config.labels)
     if "calibration" in config.kind.plots:
         draw_calibration(folder.path / f"calibration-{name}.png", reliability(predictions.scores, targets))
+
+
+def _write_judged(file: Path, finished: Finished, name: str, split: EncodedSplit) -> None:
+    """Write what the metrics of the deciding split were computed from, for intervals between runs."""
+    predicted = PredictedSplit(split.examples, split.encoded, finished.found.predictions[name])
+    arrays: dict[str, Any] = finished.config.kind.judged(predicted)
+    with atomic_path(file) as temporary, temporary.open("wb") as handle:
+        np.savez_compressed(handle, **arrays)
 
 
 def model_card(finished: Finished, *, picture: bool) -> str:
