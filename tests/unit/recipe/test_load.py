@@ -279,12 +279,15 @@ def test_a_rule_between_keys_says_what_to_do():
 @pytest.mark.parametrize(
     ("overrides", "rule"),
     [
-        (["optim.muon_momentum=0.9"], "optim.muon_momentum is for optim.algorithm = muon, which is adamw"),
+        (
+            ["optim.muon_momentum=0.9"],
+            "optim.muon_momentum applies only to optim.algorithm = muon, not adamw",
+        ),
         (
             ["run.average_decay=0.9"],
             "run.average_decay is of an average, and run.average_from = off asks for",
         ),
-        (["optim.decay_from=0.7"], "optim.decay_from is for optim.schedule = wsd, which is google"),
+        (["optim.decay_from=0.7"], "optim.decay_from applies only to optim.schedule = wsd, not google"),
         (
             ["optim.schedule=wsd", "optim.warmup_fraction=0.6"],
             "optim.decay_from = 0.5 lies in the warm-up, which takes 0.6 of the run",
