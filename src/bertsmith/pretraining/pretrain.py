@@ -50,7 +50,7 @@ from bertsmith.training.early_stopping import NEVER_EARLY, EarlyStopping
 from bertsmith.training.job import Cadence, Ending, Facts, Job, NextStep, Start, run_job
 from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.run_folder import RunFolder
-from bertsmith.training.trainer import Clock, Progress, StepInput
+from bertsmith.training.trainer import Clock, Progress
 
 MIN_USEFUL_STEPS = 100
 """Steps before which a model has hardly learned word frequencies."""
@@ -209,7 +209,7 @@ class PretrainingRequest:
             PretrainingResults(run, evaluation),
             begin=lambda: begin_folder(run),
             judge=judge,
-            after_launch=(run.average_weights,),
+            after_launch=(run.average_weights, partial(_tell_steps_that_fit, run)),
             notes=run.notes if start.resumes else (*run.notes, *_warn_of_small_budget(run)),
             deterministic=run.machine.deterministic,
         )
@@ -235,12 +235,7 @@ def _batches(
     if isinstance(budget, Minutes):
         budget.ready_seconds = None if run.machine.compiled else ready
     window.sums.since += ready - at.seconds  # metrics do not include the set-up
-    with reporting_dead_workers(), closing(StepLoader(run)) as loader:
-
-        def next_step(progress: Progress) -> StepInput | None:
-            _tell_steps_that_fit(run, progress)
-            return loader(progress)
-
+    with reporting_dead_workers(), closing(StepLoader(run)) as next_step:
         yield next_step
 
 
