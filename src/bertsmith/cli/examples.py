@@ -159,7 +159,7 @@ def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -
 
 def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
     """Return the number of training steps in a stage, for a budget in steps or tokens."""
-    from bertsmith.pretraining.stages import Stages, budget_of
+    from bertsmith.pretraining.data_stages import Stages, budget_of
     from bertsmith.training.trainer import Progress
 
     stages = Stages(recipe, budget_of(recipe))

@@ -15,6 +15,7 @@ from bertsmith.model.encoder import layers_in
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.pretraining.data_stages import Stages, budget_of
 from bertsmith.pretraining.fixed_evaluation import (
     fixed_data,
     fixed_notes,
@@ -23,7 +24,6 @@ from bertsmith.pretraining.fixed_evaluation import (
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet, held_out_set, unigram_entropy
 from bertsmith.pretraining.initial_model import build_initial_model
-from bertsmith.pretraining.stages import Stages, budget_of
 from bertsmith.recipe.load import recipe_text
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.budget import Budget

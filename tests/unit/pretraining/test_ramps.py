@@ -3,8 +3,8 @@
 import pytest
 
 from bertsmith.core.errors import UserError
+from bertsmith.pretraining.data_stages import Stages, budget_of
 from bertsmith.pretraining.hardware import choices
-from bertsmith.pretraining.stages import Stages, budget_of
 from bertsmith.training.trainer import Progress
 from tests.tiny_runs import Listener, differing, last_state, metrics_of, run_tiny, stop_at, tiny_recipe
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.pretraining.stages import Stages, budget_of
+from bertsmith.pretraining.data_stages import Stages, budget_of
 from bertsmith.recipe.load import load_recipe
 from bertsmith.training.trainer import Progress
 
