@@ -293,8 +293,8 @@ class Bert:
             raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLINGS)}")
         if pooling == "pooler":
             self._need("pooler", "embed texts by it")
-        if pooling in ("cls", "pooler") and self.model.network.config.direction == "left-to-right":
-            what = "the first token of a model that reads from left to right sees nothing of the text"
+        if pooling in ("cls", "pooler") and (seen := self.model.network.config.first_token_sees()):
+            what = f"the first token of this model sees {seen}"
             raise UserError(what, remedy="choose another pooling, such as mean")
 
     @cached_property

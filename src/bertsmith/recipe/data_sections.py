@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
-Objective = Literal["masked", "replaced", "distilled", "left-to-right", "right-to-left"]
+Objective = Literal["masked", "replaced", "distilled", "left-to-right", "right-to-left", "two-directions"]
 """Training objectives of a step; objectives/registry.py, which loads torch, defines each."""
 PairHead = Literal["nsp", "sop", "none"]
 
@@ -29,7 +29,8 @@ class ExamplesSection(Section):
     objective: Objective = "masked"
     """masked: masked LM; replaced: detect the tokens that a small masked LM replaced (ELECTRA; for model.type
     electra and modernbert); distilled: masked LM and a teacher (the distill section); left-to-right and
-    right-to-left: one-sided baselines."""
+    right-to-left: one-sided baselines; two-directions: both of these in one model (ELMo; for model.type
+    elmo)."""
     pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
     sentences; full-sentences and doc-sentences: sequences filled to the length across or within documents

@@ -185,7 +185,7 @@ def test_every_value_has_its_origin(file):
 def test_settings_list_every_key_with_value_and_description():
     settings = {setting.key: setting for setting in settings_of(load_recipe_with_origins("bert-tiny"))}
     assert settings["model.layers"].value == 2
-    assert settings["model.layers"].description == "Transformer layers."
+    assert settings["model.layers"].description == "Number of layers."
     assert settings["examples.stages"].value[0] == {"fraction": 0.9, "length": 128, "predictions": 20}
     assert settings["name"].origin == "preset bert-tiny"
     assert all(setting.description and "\n" not in setting.description for setting in settings.values())
