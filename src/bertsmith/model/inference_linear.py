@@ -21,14 +21,14 @@ from bertsmith.model.quantised_weights import GROUP_INPUTS, EightBitSteps, Quant
 FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
 """Activations that oneDNN computes on the way out, with its name for their form."""
 UNSIGNED_MIDDLE = 128
-"""How far signed 8-bit numbers are moved up to be unsigned ones, and these down; it is their highest bit."""
+"""Difference of unsigned and signed 8-bit numbers: their highest bit."""
 
 
 # ---- a linear layer with packed weights
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has products of this precision here."""
+    """True if oneDNN has products of this precision on this machine."""
     if dtype == torch.bfloat16:
         return torch_internals.has_bf16_products()
     return dtype == torch.float32 and torch_internals.has_onednn()
@@ -36,14 +36,14 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What comes after a linear layer, by name and as a function."""
+    """Activation after a linear layer, by name and as a function."""
 
     name: str
     function: Callable[[Tensor], Tensor]
 
 
 class InferenceLinear(Protocol):
-    """What an inference block asks of a linear layer."""
+    """Interface of a linear layer in an inference block."""
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
@@ -157,7 +157,7 @@ class Int8Linear:
 
 
 def _steps_per_input(linear: QuantisedLinear) -> Tensor:
-    """How many steps a unit of each input has [I]."""
+    """Return the number of steps in one unit of each input [I]."""
     assert linear.steps is not None, "it was calibrated"
     if linear.per_input_I is not None:
         return linear.per_input_I
@@ -170,7 +170,7 @@ def _rounded(values_TI: Tensor, steps: EightBitSteps, per_input_I: Tensor) -> Te
 
 
 class SignedInt8Linear:
-    """The same where only signed numbers with one scale for all of a weight are multiplied fast: on ARM.
+    """8-bit linear layer for ARM, where only signed numbers with one scale per weight matrix are fast.
 
     A scale for each output or unsigned inputs cost more than ten times the product there
     (`docs/shrinking.md`). So outputs are counted in steps, the bias makes up for inputs that were moved, and
@@ -247,7 +247,7 @@ class FourBitLinear:
 
 
 def takes_4bit_products(linear: nn.Linear) -> bool:
-    """Whether this machine has fast products for the 4-bit weights of a layer."""
+    """True if this machine has fast products for the 4-bit weights of a layer."""
     if not isinstance(linear, QuantisedLinear) or bits_of(linear.whole) != 4:
         return False
     is_grouped = linear.scales_OG.shape[1] * GROUP_INPUTS == linear.in_features
