@@ -2,12 +2,14 @@
 
 A model is right about a pair if the acceptable sentence has the larger likelihood: the pseudo-log-likelihood
 of a masked model (Salazar et al. 2020), the log-likelihood of a one-sided one. A tie counts half.
+
+Shapes: P pairs of a set.
 """
 
 import hashlib
-import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -22,7 +24,7 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.features.layer_states import weights_hash
 from bertsmith.inference.likelihood import is_pseudo, token_log_probabilities
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.insight.pictures import BLUE, RED
+from bertsmith.insight.pictures import BLUE, GREY, RED
 from bertsmith.insight.report import Cell, Report, Table
 from bertsmith.tasks.example_types import BadLine
 from bertsmith.tasks.published_scores import PUBLISHED_SCORES
@@ -37,14 +39,10 @@ PERCENT = 100
 TIE = 1e-4
 """Difference of log-likelihoods, in nats, up to which a pair is a tie: batches round differently."""
 NORMAL_95 = 1.96
-CHANCE = 0.5
+OVERALL = "mean of the sets"
 FIELDS = ("sentence_good", "sentence_bad", "linguistics_term", "UID")
 SAME_PHENOMENON = {"s-selection": "argument_structure"}
 """The data divide one of the paper's twelve phenomena."""
-BESIDE = 40
-"""Percent at which the picture begins: guessing is right in half of the pairs."""
-
-log = logging.getLogger("bertsmith")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +56,24 @@ class PairSet:
 
 
 @dataclass(frozen=True, slots=True)
-class SetScore:
-    """What a model thinks of the pairs of a set."""
-
-    set: PairSet
-    right: Doubles
-    """1 if the acceptable sentence is the more likely one, 0 if the other is, 0.5 for a tie [pairs]."""
-
-
-@dataclass(frozen=True, slots=True)
 class BlimpResult:
-    """The scores of all sets, and what it took to compute those that were not known."""
+    """The scores of all sets, and the time for those that were not in the cache."""
 
-    scores: tuple[SetScore, ...]
+    scores: Mapping[PairSet, Doubles]
+    """For each pair of a set 1 if the acceptable sentence is more likely, 0 if less, 0.5 for a tie."""
+    protocol: str
+    """pseudo-log-likelihood or log-likelihood."""
     sentences: int
-    """Number of sentences that were computed now, and not by an earlier call."""
+    """Number of sentences of the sets that were not in the cache."""
     seconds: float
-    is_pseudo: bool
-    """True if the likelihoods are pseudo-likelihoods."""
 
 
 def read_pair_sets(data: Path, limit: int | None = None) -> list[PairSet]:
     """Read the first pairs of each set, all by default, from a folder with a .jsonl file for each set."""
-    folder = data / "data" if (data / "data").is_dir() else data
-    files = sorted(folder.glob("*.jsonl"))
+    files = sorted(data.glob("*.jsonl")) or sorted((data / "data").glob("*.jsonl"))
     if not files:
-        what = "holds no .jsonl file" if data.is_dir() else "there is no such folder"
         remedy = "git clone https://github.com/alexwarstadt/blimp, and give that folder"
-        raise UserError(what, where=str(data), remedy=remedy)
+        raise UserError("has no .jsonl files of BLiMP", where=str(data), remedy=remedy)
     return [_pair_set(file, limit) for file in files]
 
 
@@ -104,50 +92,38 @@ def _pair_set(file: Path, limit: int | None) -> PairSet:
     return PairSet(name, SAME_PHENOMENON.get(term, term), tuple((good, bad) for good, bad, *_ in rows), file)
 
 
-# ---- scores
-
-
 def blimp(bert: Bert, sets: Sequence[PairSet]) -> BlimpResult:
     """Score all sets; those that an earlier call has finished are in the cache and are not computed again."""
     bert.likelihood([])  # raises if it has no head for words
-    began, computed, scores = time.perf_counter(), 0, []
+    began, computed, scores = time.perf_counter(), 0, {}
     digest = hashlib.sha256(weights_hash(bert.model.network.config, bert.model.network).encode())
     digest.update(f"{bert.tokenizer.spec.pipeline} {bert.precision} {bert.engine.device.type}".encode())
     folder = cache_folder("blimp") / digest.hexdigest()
     with progress_bar("BLiMP: sentences", sum(2 * len(each.pairs) for each in sets)) as advance:
         for each in sets:
             file = folder / f"{each.name}-{hashlib.sha256(repr(each.pairs).encode()).hexdigest()}.npy"
-            likelihoods = cached_array(file)
-            if likelihoods is None:
-                likelihoods = _log_likelihoods(bert, each)
-                computed += likelihoods.size
-                _keep(likelihoods, file)
+            likelihoods_P2 = cached_array(file)
+            if likelihoods_P2 is None:
+                likelihoods_P2 = _log_likelihoods(bert, each)
+                computed += likelihoods_P2.size
+                # Without a cache, another call computes the set again.
+                with suppress(UserError), caching_array(file) as temporary, temporary.open("wb") as opened:
+                    np.save(opened, likelihoods_P2)
+            margin_P = likelihoods_P2[:, 0] - likelihoods_P2[:, 1]
+            scores[each] = np.where(abs(margin_P) <= TIE, 0.5, (margin_P > 0).astype(np.float64))
             advance(2 * len(each.pairs))
-            margin = likelihoods[:, 0] - likelihoods[:, 1]
-            right = np.where(abs(margin) <= TIE, 0.5, (margin > 0).astype(np.float64))
-            scores.append(SetScore(each, right))
-    return BlimpResult(tuple(scores), computed, time.perf_counter() - began, is_pseudo(bert.engine))
-
-
-def _keep(likelihoods: Doubles, file: Path) -> None:
-    try:
-        with caching_array(file) as temporary, temporary.open("wb") as opened:
-            np.save(opened, likelihoods)
-    except UserError as error:
-        log.warning("%s: %s; another call computes the set again", file.parent, error.what)
+    protocol = "pseudo-log-likelihood" if is_pseudo(bert.engine) else "log-likelihood"
+    return BlimpResult(scores, protocol, computed, time.perf_counter() - began)
 
 
 def _log_likelihoods(bert: Bert, pair_set: PairSet) -> Doubles:
-    """Return the log-likelihoods of the sentences of each pair [pairs, 2]; equal ones are computed once."""
-    texts = [text for pair in pair_set.pairs for text in pair]
-    read = bert.reader.tokenize(texts)
+    """Return the log-likelihoods of the sentences of each pair [P, 2]; equal ones are computed once."""
+    read = bert.reader.tokenize([text for pair in pair_set.pairs for text in pair])
     try:
         bert.reader.check(read, truncate=False)
     except UserError as error:
-        line = (error.index or 0) // 2 + 1
-        raise replace(
-            error, where=f"{pair_set.file}:{line}", remedy="take a model for longer texts"
-        ) from error
+        where = f"{pair_set.file}:{(error.index or 0) // 2 + 1}"
+        raise replace(error, where=where, remedy="take a model for longer texts") from error
     distinct = {tuple(each.encoded.ids): each.encoded for each in read}
     scored = token_log_probabilities(bert.engine, list(distinct.values()))
     sums = {ids: float(np.nansum(each)) for ids, each in zip(distinct, scored, strict=True)}
@@ -157,92 +133,85 @@ def _log_likelihoods(bert: Bert, pair_set: PairSet) -> Doubles:
 # ---- the report
 
 
-@dataclass(frozen=True, slots=True)
-class _Accuracy:
-    """The mean over sets of the fraction of pairs that a model is right about, in percent."""
-
-    sets: int
-    pairs: int
-    accuracy: float
-    interval: float
-    """Half of the width of the 95 % interval, by the spread of the pairs within their sets."""
-
-    @classmethod
-    def of(cls, scores: Sequence[SetScore]) -> "_Accuracy":
-        counts = [len(each.right) for each in scores]
-        # Pairs are drawn, sets are not; of a single pair nothing is known.
-        variances = [each.right.var(ddof=1) / len(each.right) for each in scores if len(each.right) > 1]
-        variance = sum(variances) + (counts.count(1) * CHANCE * (1 - CHANCE))
-        value, spread = np.mean([each.right.mean() for each in scores]), np.sqrt(variance) / len(scores)
-        return cls(len(scores), sum(counts), PERCENT * float(value), PERCENT * NORMAL_95 * float(spread))
-
-    def cells(self) -> list[Cell]:
-        return [self.pairs, _percent(self.accuracy), _percent(self.interval)]
+def accuracy(scores: Sequence[Doubles]) -> dict[str, float]:
+    """Return the mean over sets in percent, and half of its 95 % interval by the pairs within the sets."""
+    pairs = [len(each) for each in scores]
+    # Nothing is known of the spread in a set with a single pair: at most that of chance.
+    variances = [each.var(ddof=1) / len(each) if len(each) > 1 else 0.25 for each in scores]
+    interval = NORMAL_95 * np.sqrt(sum(variances)) / len(scores)
+    mean = np.mean([each.mean() for each in scores])
+    found = {"accuracy": PERCENT * float(mean), "interval": PERCENT * float(interval)}
+    return {"sets": len(scores), "pairs": sum(pairs), **found}
 
 
 def blimp_report(result: BlimpResult, *, model: str) -> Report:
     """Report the accuracy of a model by phenomenon and by set, compared with published results."""
-    names = sorted({each.set.phenomenon for each in result.scores})
+    of_sets = {each: accuracy([score]) for each, score in result.scores.items()}
     phenomena = {
-        name: _Accuracy.of([each for each in result.scores if each.set.phenomenon == name]) for name in names
+        name: accuracy([score for each, score in result.scores.items() if each.phenomenon == name])
+        for name in sorted({each.phenomenon for each in of_sets})
     }
-    overall, sets = _Accuracy.of(result.scores), [(each.set, _Accuracy.of([each])) for each in result.scores]
-    protocol = "pseudo-log-likelihood" if result.is_pseudo else "log-likelihood"
-    speed, published = result.sentences / result.seconds, PUBLISHED_SCORES["blimp"]
+    overall, published = accuracy([*result.scores.values()]), PUBLISHED_SCORES["blimp"]
+    humans = {name: PUBLISHED_SCORES.get(f"blimp-{name}", ()) for name in phenomena} | {OVERALL: published}
+    speed = result.sentences / result.seconds
     values = {
         "model": model,
-        "protocol": protocol,
-        **asdict(overall),
-        "phenomena": {name: asdict(each) for name, each in phenomena.items()},
-        "by_set": {each.name: asdict(found) for each, found in sets},
+        "protocol": result.protocol,
+        **overall,
+        "phenomena": phenomena,
+        "by_set": {each.name: found for each, found in of_sets.items()},
         "published": [asdict(each) for each in published],
         "computed_sentences": result.sentences,
         "seconds": result.seconds,
         "sentences_per_second": speed if result.sentences else None,
     }
-    title = f"{model}: BLiMP, {overall.pairs:,} pairs of {overall.sets} sets"
+    title = f"{model}: BLiMP, {overall['pairs']:,} pairs of {overall['sets']} sets"
     notes = [
-        f"accuracy: per cent of pairs whose acceptable sentence has the larger {protocol}; ties count half",
-        "the last row is the mean over sets; +-: half of the 95 % interval, as the pairs are a sample",
+        f"accuracy: per cent of pairs with a larger {result.protocol} of the acceptable sentence; ties: half",
+        "+-: half of the 95 % interval, as the pairs are a sample",
         f"{result.sentences:,} sentences in {result.seconds:.1f} s: {speed:,.0f} sentences/s",
     ]
-    humans = {name: found[0].value for name in names if (found := PUBLISHED_SCORES.get(f"blimp-{name}"))}
-    rows = [
-        [name.replace("_", " "), each.sets, *each.cells(), _percent(humans.get(name))]
-        for name, each in phenomena.items()
+    rows: list[list[Cell]] = [
+        [
+            name.replace("_", " "),
+            found["sets"],
+            *_cells(found),
+            next((f"{each.value:.1f}" for each in humans[name]), None),
+        ]
+        for name, found in {**phenomena, OVERALL: overall}.items()
     ]
-    rows.append(["mean of the sets", overall.sets, *overall.cells(), _percent(published[0].value)])
-    columns = ("phenomenon", "sets", "pairs", "accuracy", "+-", "human")
+    ours = ("pairs", "accuracy", "+-")
+    others = [(each.system, f"{each.value:.1f}", each.source) for each in published]
+    sets = [(each.name, each.phenomenon, *_cells(found)) for each, found in of_sets.items()]
     tables = (
-        Table(title, columns, rows, tuple(notes if result.sentences else notes[:-1])),
         Table(
-            "Published",
-            ("system", "accuracy", "how, and where"),
-            [(each.system, _percent(each.value), each.source) for each in published],
+            title,
+            ("phenomenon", "sets", *ours, "human"),
+            rows,
+            tuple(notes if result.sentences else notes[:2]),
         ),
-        Table(
-            "By set",
-            ("set", "phenomenon", "pairs", "accuracy", "+-"),
-            [(each.name, each.phenomenon, *found.cells()) for each, found in sets],
-        ),
+        Table("Published", ("system", "accuracy", "how, and where"), others),
+        Table("By set", ("set", "phenomenon", *ours), sets),
     )
-    shown = {name: (each.accuracy, humans.get(name)) for name, each in phenomena.items()}
-    return Report("blimp", tables, values, lambda figure: _draw(figure, shown, title), size=(9, 5))
+    drawn = {name: found["accuracy"] for name, found in phenomena.items()}
+    human = [(each.value, place) for place, name in enumerate(phenomena) for each in humans[name]]
+    return Report("blimp", tables, values, lambda figure: _draw(figure, drawn, human, title), size=(9, 5))
 
 
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1f}"
+def _cells(found: Mapping[str, float]) -> list[Cell]:
+    return [found["pairs"], f"{found['accuracy']:.1f}", f"{found['interval']:.1f}"]
 
 
-def _draw(figure: "Figure", shown: Mapping[str, tuple[float, float | None]], title: str) -> None:
+def _draw(
+    figure: "Figure", ours: Mapping[str, float], human: Sequence[tuple[float, int]], title: str
+) -> None:
     figure.set_layout_engine("constrained")
-    axes, places = figure.subplots(), range(len(shown))
-    axes.barh(places, [value for value, _ in shown.values()], color=BLUE, label="model")
-    humans = [(human, place) for place, (_, human) in enumerate(shown.values()) if human is not None]
-    axes.scatter(*zip(*humans, strict=True), color=RED, zorder=3, label="human") if humans else None
-    axes.set_yticks(places, [name.replace("_", " ") for name in shown], fontsize=9)
+    axes = figure.subplots()
+    axes.barh(range(len(ours)), [*ours.values()], color=BLUE)
+    axes.scatter([value for value, _ in human], [place for _, place in human], color=RED, zorder=3)
+    axes.axvline(PERCENT / 2, color=GREY, lw=0.8)
+    axes.set_yticks(range(len(ours)), [name.replace("_", " ") for name in ours], fontsize=9)
     axes.invert_yaxis()
-    axes.set_xlim(min([BESIDE, *(value for value, _ in shown.values())]), PERCENT)
-    axes.set_xlabel("accuracy in per cent (chance: 50)", fontsize=9)
+    axes.set_xlim(0, PERCENT)
+    axes.set_xlabel("accuracy in per cent: bars the model, points humans, the line chance", fontsize=9)
     axes.set_title(title, loc="left", fontsize=11, weight="bold", parse_math=False)
-    axes.legend(frameon=False, fontsize=9)
