@@ -186,17 +186,23 @@ def looks() -> None:
 
 
 def bars() -> None:
-    """Draw the ratios of the first table of docs/performance.md."""
+    """Draw the ratios of the first table of docs/performance.md, coloured by machine."""
     from matplotlib import pyplot
 
     text = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    rows = re.findall(r"(?m)^\| ([^|]+) \| [^|]+ \| [^|]+ \| \*\*([\d.]+)\*\* \|", text)
-    figure, axes = pyplot.subplots(figsize=(8, 0.27 * len(rows) + 1), layout="constrained")
-    names, ratios = [name for name, _ in rows][::-1], [float(ratio) for _, ratio in rows][::-1]
-    drawn = axes.barh(names, ratios, color="#2a6b63")
-    axes.bar_label(drawn, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=8)
+    rows = re.findall(r"(?m)^\| ([^|]+) \| ([^|]+) \| [^|]+ \| \*\*([\d.]+)\*\* \|", text)[::-1]
+    machines = list(dict.fromkeys(machine for _, machine, _ in rows))[::-1]
+    figure, axes = pyplot.subplots(figsize=(8.5, 0.22 * len(rows) + 0.8), layout="constrained")
+    for machine, colour in zip(machines, ("#20566b", "#2a8c7b", "#c98a2b", "#8a5a83"), strict=True):
+        chosen = [place for place, row in enumerate(rows) if row[1] == machine]
+        ratios = [float(rows[place][2]) for place in chosen]
+        drawn = axes.barh(chosen, ratios, color=colour, label=machine)
+        axes.bar_label(drawn, [f"{ratio:.2f}" for ratio in ratios], padding=3, fontsize=8)
+    axes.set_yticks(range(len(rows)), [name for name, *_ in rows])
+    axes.set_ylim(-0.6, len(rows) - 0.4)
+    axes.legend(loc="lower right")
     axes.axvline(1, color="#333", linewidth=1)
-    axes.set_xlim(0, max(ratios) * 1.08)
+    axes.set_xlim(0, 1.08 * max(float(ratio) for *_, ratio in rows))
     axes.set_xlabel("speed in multiples of the fastest peer (the line at 1)")
     axes.tick_params(axis="y", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

@@ -14,7 +14,7 @@ from tests.tiny_runs import tiny_store
 from tests.toy_folder import write_toy_folder
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
 CONSOLE = re.compile(r"(?ms)^```(?:console|bash|sh|text)\n(.*?)^```$")
 LINK = re.compile(r"\]\((?!http|mailto:)([^)#]*)(?:#([^)]+))?\)")
@@ -112,3 +112,27 @@ def test_the_benchmarks_are_listed_and_no_document_names_one_that_is_not_there()
     assert scripts - listed == set()
     named_ones = {script for path in DOCUMENTS for script in re.findall(r"bench/(\w+\.py)", path.read_text())}
     assert named_ones - scripts == set()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "code", "besides"),
+    [
+        (r"- `Exception` is caught in(.*?)\n- ", r"except (?:Base)?Exception\b", ()),
+        (
+            r"- Only `cli` and `training` read the environment(.*?)\n- ",
+            r"os\.environ|getenv",
+            ("cli/", "training/"),
+        ),
+    ],
+)
+def test_the_architecture_names_all_files_that_make_an_exception_of_a_rule(sentence, code, besides):
+    (rule,) = re.findall(sentence, (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    package = ROOT / "src" / "bertsmith"
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(code, path.read_text())
+    }
+    assert {each for each in found if not each.startswith(besides or "-")} == set(
+        re.findall(r"`(\w[\w/]*\.py)`", rule)
+    )

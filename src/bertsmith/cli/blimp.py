@@ -5,15 +5,10 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.look.look_options import name_of_model
-from bertsmith.cli.model_options import (
-    BaseOption,
-    DeviceOption,
-    JsonOption,
-    PrecisionOption,
-    open_model,
-    print_json,
-)
+from bertsmith.cli.predicting import open_model
+from bertsmith.cli.presenting import print_json
 
 
 def blimp(
@@ -29,10 +24,10 @@ def blimp(
     out: Annotated[
         Path | None, Option(metavar="FOLDER", help="Also write the report: .txt, .json and .png.")
     ] = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "fp32",
-    as_json: JsonOption = False,
+    base: options.Base = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "fp32",
+    as_json: options.Json = False,
 ) -> None:
     """Measure the grammar that a model knows, on the 67 sets of minimal pairs of BLiMP.
 
@@ -46,19 +41,16 @@ def blimp(
 
     Example: bertsmith blimp runs/base --data blimp/ --out reports/base
     """
+    from bertsmith.insight.report import plain, write_report
     from bertsmith.studies.blimp import blimp as study
     from bertsmith.studies.blimp import blimp_report, read_pair_sets
 
-    sets = read_pair_sets(data.expanduser(), limit)
+    sets = read_pair_sets(data, limit)
     bert = open_model(model, "fill", device=device, precision=precision, base=base)
     report = blimp_report(study(bert, sets), model=name_of_model(model, "fill"))
     if out is not None:
-        from bertsmith.insight.report import write_report
-
-        write_report(report, out.expanduser())
+        write_report(report, out)
     if as_json:
-        from bertsmith.insight.report import plain
-
         print_json(plain(report.values))
     else:
         echo(report.text(), nl=False)

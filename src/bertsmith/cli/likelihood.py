@@ -1,42 +1,16 @@
 """`bertsmith likelihood`: compute how probable a text is, and each of its words."""
 
 import math
-import sys
-from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.classify import as_cells
-from bertsmith.cli.model_options import (
-    BaseOption,
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    TruncateOption,
-    bar,
-    console,
-    naming_inputs,
-    open_model,
-    print_json,
-)
-from bertsmith.cli.text_files import (
-    PATIENCE_SECONDS,
-    STANDARD_INPUT,
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    SkipBadOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-    reading_bar,
-    report_skipped,
-    without_unreadable,
-)
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bar, console, print_json
+from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.inference.outputs import likelihood_to_json
@@ -47,8 +21,6 @@ if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
     from bertsmith.inference.outputs import Likelihood
 
-Row = dict[str, Any]
-
 
 def likelihood(
     text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text; - reads stdin.")] = None,
@@ -56,11 +28,11 @@ def likelihood(
         Path | None,
         Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
     ] = None,
-    column: TextColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
+    column: options.TextColumn = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
     words: Annotated[bool, Option("--words", help="Also the log-probability of each word.")] = False,
     out: Annotated[
         Path | None,
@@ -68,12 +40,12 @@ def likelihood(
             metavar="FILE", help="Of a file: write a table (.csv, .tsv, .jsonl, .parquet) instead of lines."
         ),
     ] = None,
-    model: ModelOption = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    model: options.Model = None,
+    base: options.Base = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compute how probable a text is: log-likelihood, perplexity and bits a character.
 
@@ -98,55 +70,54 @@ def likelihood(
         remedy = "give a text, or --input FILE, which may have an --out"
         raise UserError("it is not clear what to score", remedy=remedy)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource((source or STANDARD_INPUT).expanduser(), column, form=form, skip_bad=skip_bad)
+    texts = TextSource(source or STANDARD_INPUT, column, form=form, skip_bad=skip_bad)
     if text is None:
         texts.check()  # before the model is opened
     if out is not None:
-        check_table_file(out := out.expanduser(), texts)
+        check_table_file(out, texts)
     bert = open_model(model, "fill", device=device, precision=precision, base=base)
-    if text is not None:
-        with naming_inputs(lambda _: "the text"):
-            (found,) = bert.likelihood([text], truncate=truncate)
-        print_json(likelihood_to_json(found, with_words=words)) if as_json else show(found, words=words)
+    if text is None:
+        score_file(bert, texts, out, words=words, truncate=truncate, as_json=as_json)
         return
-    scored = scored_texts(bert, texts, truncate=truncate, drawn=out is not None or not sys.stdout.isatty())
+    with naming_inputs(lambda _: "the text"):
+        (found,) = bert.likelihood([text], truncate=truncate)
+    if as_json:
+        print_json(likelihood_to_json(found, with_words=words))
+    else:
+        show(found, words=words)
+
+
+def score_file(
+    bert: "Bert", source: TextSource, out: Path | None, *, words: bool, truncate: bool, as_json: bool
+) -> None:
+    """Print the likelihood of each text of a file, piece by piece, or write a table of them."""
+    which, rows = "row" if source.is_table else "line", []
+    pieces = computed_pieces(
+        bert,
+        source,
+        lambda piece: bert.likelihood(map(str, piece.texts), truncate=truncate),
+        truncate=truncate,
+        patience=PATIENCE_SECONDS if out is None else math.inf,
+    )
+    for piece, found in pieces:
+        for number, text, each in zip(piece.numbers, piece.texts, found, strict=True):
+            if out is not None:
+                rows += rows_of(number, str(text), each, words=words)
+            elif as_json:
+                print_json({which: number, **likelihood_to_json(each, with_words=words)})
+            else:
+                for row in rows_of(number, str(text), each, words=words):
+                    cells = (f"{x:.6g}" if isinstance(x, float) else as_cells(str(x)) for x in row.values())
+                    echo("\t".join(cells))
     if out is not None:
-        rows = [row for each in scored for row in rows_of(*each, words=words)]
         write_table(out, rows)
-        written = f"{counted(len(rows), 'row')} -> {out}"
-        print_json({"rows": len(rows), "out": str(out)}) if as_json else echo(written)
-        return
-    for number, written, found in scored:
         if as_json:
-            which = "row" if texts.is_table else "line"
-            print_json({which: number, **likelihood_to_json(found, with_words=words)})
-            continue
-        for row in rows_of(number, written, found, words=words):
-            cells = (
-                f"{each:.6g}" if isinstance(each, float) else as_cells(str(each)) for each in row.values()
-            )
-            echo("\t".join(cells))
+            print_json({"rows": len(rows), "out": str(out)})
+        else:
+            echo(f"{counted(len(rows), 'row')} -> {out}")
 
 
-def scored_texts(
-    bert: "Bert", source: TextSource, *, truncate: bool, drawn: bool
-) -> "Iterator[tuple[int, str, Likelihood]]":
-    """Yield the number, text and likelihood of each text of a file; if `drawn`, show a progress bar."""
-    bad: list[UserError] = []
-    with reading_bar(source) if drawn else nullcontext(lambda _size: None) as advance:
-        for piece in pieces_of(source, patience=PATIENCE_SECONDS):
-            if source.skip_bad:
-                piece = without_unreadable(bert, piece, truncate=truncate)
-                bad += piece.bad
-            texts = cast(list[str], piece.texts)
-            with naming_inputs(piece.wheres.__getitem__):
-                found = bert.likelihood(texts, truncate=truncate)
-            yield from zip(piece.numbers, texts, found, strict=True)
-            advance(piece.size)
-    report_skipped(bad)
-
-
-def rows_of(number: int, text: str, found: "Likelihood", *, words: bool) -> list[Row]:
+def rows_of(number: int, text: str, found: "Likelihood", *, words: bool) -> list[dict[str, Any]]:
     """Return the row of a text, or a row for each of its words."""
     told = likelihood_to_json(found, with_words=words)
     if words:
