@@ -35,6 +35,7 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
     # Whoever predicts a neighbour must not see it.
     "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "left-to-right"),
     "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "right-to-left"),
+    "two-directions": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "two-directions"),
     "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, rtd.declared, rtd.summary, choices=rtd.choices),
     "distilled": ObjectiveSpec(
         distillation.build,

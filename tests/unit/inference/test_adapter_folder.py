@@ -21,7 +21,7 @@ from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, has
 from bertsmith.model.network import add_fresh_head, published_names
 from bertsmith.recipe.finetuning_schema import Target
 from bertsmith.tasks.objective import freeze_encoder
-from tests.tiny import tiny_network
+from tests.tiny import TRANSFORMERS, tiny_network
 
 PEFT_CONFIG = {
     **{"alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None},
@@ -280,7 +280,7 @@ def name_part(name):
     return layer, part.removeprefix("lora_")
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", TRANSFORMERS)
 def test_peft_finds_the_adapted_layers_and_no_others(model_type, tmp_path):
     network = trained(model_type, "choice", *(set(get_args(Target)) - {"output"}))
     write_adapter(tmp_path, network, "choice", shape=LoraShape(4, 8.0), base="base")

@@ -53,6 +53,8 @@ SIZES = {
     "speedrun-base": (12, 768, 12, 2048, "width"),
     "modernbert-base": (22, 768, 12, 1152, "width"),
     "modernbert-large": (28, 1024, 16, 2624, "width"),
+    "elmo-small": (2, 256, 12, 3072, "width"),  # it has neither heads nor a feed-forward
+    "elmo-original": (2, 1024, 12, 3072, "width"),
 }
 
 TWO_STAGES = [(0.9, 128, 20), (0.1, 512, 77)]
@@ -152,6 +154,15 @@ SPEEDRUN_BASE = SPEEDRUN | {
     "masking.rate": 0.2, "masking.as_mask": 0.85, "masking.as_random": 0.0,
     "optim.peak_lr": 5e-4, "run.minutes": 20.0,
 }  # fmt: skip
+ELMO = BERT | {
+    "model.type": "elmo", "model.segments": 0, "model.cell": 4096,
+    "examples.objective": "two-directions", "examples.pairs": "full-sentences",
+    "examples.short_probability": 0.0, "examples.stages": [(1.0, 128, 126)],
+    "batch.by": "tokens", "batch.tokens": 128 * 20 * 3,
+    "optim.peak_lr": 1e-3, "optim.weight_decay": 0.0, "optim.bias_correction": True, "optim.clip_norm": 10.0,
+    "optim.schedule": "linear",
+    "run.budget": "tokens", "run.tokens": 10 * 768_648_884,
+}  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
     "roberta-base": ROBERTA,
@@ -165,6 +176,8 @@ PUBLISHED = {
     "modernbert-large": MODERNBERT_LARGE,
     "speedrun-small": SPEEDRUN,
     "speedrun-base": SPEEDRUN_BASE,
+    "elmo-small": ELMO | {"model.cell": 1024},
+    "elmo-original": ELMO,
 }
 
 # Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
@@ -246,7 +259,7 @@ def test_the_formula_agrees_with_the_network_itself(name):
     with torch.device("meta"):
         network = build_network(
             published_config_of(model, vocabulary=1000),
-            {} if model.type in ("distilbert", "electra", "modernbert") else {"pooler": 0},
+            {} if model.type in ("distilbert", "electra", "modernbert", "elmo") else {"pooler": 0},
         )
     assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
@@ -256,6 +269,7 @@ def published_config_of(model, *, vocabulary):
     sizes = {"hidden_size": model.width, "num_hidden_layers": model.layers, "intermediate_size": model.inner}
     sizes |= {"num_attention_heads": model.heads, "type_vocab_size": model.segments, "vocab_size": vocabulary}
     sizes |= {"max_position_embeddings": model.positions + 2 * (model.type == "roberta")}
+    sizes |= {"cell_size": model.cell}
     if model.type == "distilbert":
         sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}
