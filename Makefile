@@ -56,7 +56,7 @@ test-gpu: ## the tests that need a CUDA GPU, with the environment at hand
 docs: $(ENV)/.documented ## the docs site with the API reference, in build/site; links are strict
 	$(BIN)/python docs/site.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	@echo build/site/index.html
+	@echo "see it: python -m http.server -d build/site"
 
 release: $(ENV)/.documented ## sdist and wheel in dist/, checked: contents, metadata, and the wheel by itself
 	rm -rf dist

@@ -1,6 +1,6 @@
 """Lay out the pages of the docs site in build/pages: the documents, and an API reference of the docstrings.
 
-    python docs/site.py && mkdocs build     # `make docs`: build/site/index.html
+    python docs/site.py && mkdocs build     # `make docs`; then python -m http.server -d build/site
 
 The pages keep their paths in the repository, so that every relative link holds. Needs nothing but Python.
 """
