@@ -24,7 +24,12 @@ ASKED = {
     "image": [*PYPROJECT["project"]["dependencies"], *PYPROJECT["build-system"]["requires"]],
     "demo": EXTRAS["plots"],
     "test": [
-        *(each for name, extra in EXTRAS.items() for each in extra if name != "docs" and each[:9] != "bertsmith")
+        *(
+            each
+            for name, extra in EXTRAS.items()
+            for each in extra
+            if name != "docs" and each[:9] != "bertsmith"
+        )
     ],
     "docs": EXTRAS["docs"],
 }
