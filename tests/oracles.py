@@ -19,7 +19,10 @@ CLASSES = {
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
     "deberta-v2": "DebertaV2",
+    "gpt2": "GPT2",
 }
+KINDS = {"gpt2": {"ForMaskedLM": "LMHeadModel"}}
+"""What classes of a family are called that its neighbours call otherwise."""
 ENDS = {"bos_token_id": 1, "eos_token_id": 1, "cls_token_id": 1, "sep_token_id": 1}
 
 transformers.logging.set_verbosity_error()
@@ -32,12 +35,13 @@ def oracle(model_type: str, kind: str, **changes) -> nn.Module:
     config = {**tiny_config(model_type), **(ENDS if model_type == "modernbert" else {}), **changes}
     config.pop("model_type")
     settings = getattr(transformers, f"{CLASSES[model_type]}Config")(**config)
+    called = KINDS.get(model_type, {}).get(kind, kind)
     settings._attn_implementation = "eager"
-    model = getattr(transformers, f"{CLASSES[model_type]}{kind}")(settings).eval()
+    model = getattr(transformers, f"{CLASSES[model_type]}{called}")(settings).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Far from initial weights: nothing may hide behind zero biases and unit LayerNorms.
-            centre = 1.0 if "norm" in name.lower() and name.endswith("weight") else 0.0
+            centre = 1.0 if ("norm" in name.lower() or ".ln_" in name) and name.endswith("weight") else 0.0
             parameter.normal_(centre, 0.15)
     model.tie_weights()
     return model

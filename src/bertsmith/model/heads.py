@@ -51,10 +51,10 @@ class MaskedLanguageHead(nn.Module):
 
     reads: Reads = "tokens"
 
-    def __init__(self, transform: Transform, vocabulary: int, *, bias: bool = True) -> None:
+    def __init__(self, transform: Transform | nn.Identity, vocabulary: int, *, bias: bool = True) -> None:
         super().__init__()
         self.transform = transform
-        self.bias = nn.Parameter(transform.dense.weight.new_zeros(vocabulary)) if bias else None
+        self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None
         self.decoder: nn.Parameter | None = None
 
     def untie(self, words_VE: Tensor) -> None:

@@ -305,7 +305,4 @@ def _labels_of(bert: Bert) -> tuple[str, ...]:
 
 
 def _mask_of(bert: Bert) -> str | None:
-    try:
-        return bert.tokenizer.mask_token
-    except UserError:  # a tokenizer need not have one
-        return None
+    return bert.tokenizer.mask_token if bert.tokenizer.has_mask else None
