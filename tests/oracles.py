@@ -29,15 +29,19 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 
+def oracle_class(model_type: str, kind: str) -> type[nn.Module]:
+    """A class of transformers, `kind` being what stands behind its family name (Model, ForMaskedLM, ...)."""
+    return getattr(transformers, CLASSES[model_type] + KINDS.get(model_type, {}).get(kind, kind))
+
+
 def oracle(model_type: str, kind: str, **changes) -> nn.Module:
-    """A transformers model, `kind` being what stands behind its family name (Model, ForMaskedLM, ...)."""
+    """A transformers model of that class."""
     torch.manual_seed(7)
     config = {**tiny_config(model_type), **(ENDS if model_type == "modernbert" else {}), **changes}
     config.pop("model_type")
     settings = getattr(transformers, f"{CLASSES[model_type]}Config")(**config)
-    called = KINDS.get(model_type, {}).get(kind, kind)
     settings._attn_implementation = "eager"
-    model = getattr(transformers, f"{CLASSES[model_type]}{called}")(settings).eval()
+    model = oracle_class(model_type, kind)(settings).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             # Far from initial weights: nothing may hide behind zero biases and unit LayerNorms.

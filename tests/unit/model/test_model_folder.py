@@ -12,7 +12,7 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.model_folder import Model, head_outputs, read_model, write_model
 from bertsmith.packed import pack
 from tests.folders import change_config, complaint, drop
-from tests.oracles import CLASSES, saved_oracle
+from tests.oracles import CLASSES, oracle_class, saved_oracle
 from tests.tiny import tiny_network
 
 
@@ -122,7 +122,7 @@ def test_an_untied_decoder_comes_from_transformers_and_goes_back_to_it(model_typ
     assert model.notes == () and not model.network.config.tied
     write_model(tmp_path / "b", model)
     assert read_model(tmp_path / "b").network.config == model.network.config
-    again = getattr(transformers, f"{CLASSES[model_type]}ForMaskedLM").from_pretrained(tmp_path / "b").eval()
+    again = oracle_class(model_type, "ForMaskedLM").from_pretrained(tmp_path / "b").eval()
     batch = pack([[5, 6, 7, 8]])
     with torch.no_grad():
         ours = model.network.word_scores(model.network(batch), torch.arange(4))
