@@ -22,7 +22,7 @@ locked = $(INSTALL) --require-hashes -r deploy/lock/$(1).txt && $(INSTALL) -r de
 	$(INSTALL) --no-deps --no-build-isolation -e .
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser lint test test-all test-gpu format clean
+.PHONY: help setup demo browser lint test test-all test-gpu pictures format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,6 +51,9 @@ test-all: lint ## the checks, then every behaviour on full counts, with the line
 # A machine with a GPU has a torch of its own, so nothing is installed here.
 test-gpu: ## the tests that need a CUDA GPU, with the environment at hand
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu
+
+pictures: setup ## redo the pictures and printed outputs of README and docs; needs Chromium (make browser)
+	$(BIN)/python bench/pictures.py
 
 format: setup ## rewrite the code in the house style
 	$(BIN)/ruff check --fix .

@@ -1,17 +1,28 @@
 """The documents keep their word: code blocks run, links point somewhere."""
 
 import re
+import shlex
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
+from bertsmith.cli.app import app
+from tests.command_line import bertsmith
 from tests.tiny_runs import tiny_store
 from tests.toy_folder import write_toy_folder
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("bench/*.md")])
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("bench/*.md")])
 PYTHON = re.compile(r"```python\n(.*?)```", re.DOTALL)
-LINK = re.compile(r"\]\((?!http|#|mailto:)([^)#]+)")
+CONSOLE = re.compile(r"(?ms)^```(?:console|bash|sh|text)\n(.*?)^```$")
+LINK = re.compile(r"\]\((?!http|mailto:)([^)#]*)(?:#([^)]+))?\)")
+HEADING = re.compile(r"(?m)^#+ (.+)$")
+FENCED = re.compile(r"(?ms)^```.*?^```$")
+SPEC = spec_from_file_location("pictures", ROOT / "bench" / "pictures.py")
+pictures = module_from_spec(SPEC)
+SPEC.loader.exec_module(pictures)
 
 named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -29,14 +40,61 @@ def test_every_python_block_runs_from_top_to_bottom(document, tmp_path, monkeypa
         exec(compile(block, document.name, "exec"), names)
 
 
+def anchors(document):
+    """The anchors of a document's headings, as the usual host and the docs site name them."""
+    plain = re.sub(r"\]\([^)]*\)", "]", FENCED.sub("", document.read_text()))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(plain)}
+
+
 @named
-def test_every_relative_link_points_to_a_file(document):
-    for target in LINK.findall(document.read_text()):
-        assert (document.parent / target).exists(), target
+def test_every_relative_link_points_to_a_file_and_to_a_heading_in_it(document):
+    for target, anchor in LINK.findall(FENCED.sub("", document.read_text())):
+        place = document.parent / target if target else document
+        assert place.exists(), target
+        assert not anchor or anchor in anchors(place), f"{target}#{anchor}"
 
 
-def test_the_readme_has_code_to_run():
-    assert PYTHON.findall((ROOT / "README.md").read_text())
+@named
+def test_every_command_is_one_with_options_that_it_has(document):
+    lines = "\n".join(CONSOLE.findall(document.read_text())).replace("\\\n", " ").splitlines()
+    for line in lines:
+        if not (found := re.match(r"(?:\$ )?bertsmith (.+)", line)):
+            continue
+        words, command = shlex.split(found[1], comments=True), get_command(app)
+        while words and words[0] in getattr(command, "commands", {}):
+            command = command.commands[words.pop(0)]
+        assert not getattr(command, "commands", {}) or not words or words[0].startswith("-"), line
+        options = {name for each in command.params for name in (*each.opts, *each.secondary_opts)}
+        asked = {word.partition("=")[0] for word in words if re.match(r"--\w", word)}
+        assert asked - options <= {"--help", "--install-completion", "--version"}, line
+
+
+def plain(lines):
+    """The words of an output: machines differ in last digits, and so in bars and the order of equals."""
+    return sorted(re.sub(r"[\d.]+ ?%|[\d.]{4,}|[█▉▊▋▌▍▎▏]+|\s+", " ", line).strip() for line in lines)
+
+
+@named
+def test_commands_print_what_is_shown_below_them(document, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    blocks = CONSOLE.findall(document.read_text())
+    for shown in (each for block in blocks for each in pictures.shown_in(block)):
+        if shown.runs_on:  # the wheel's tests start a server
+            continue
+        told = bertsmith(capsys, *shown.words)
+        assert told.code == 0, (shown.command, told.err)
+        assert plain(shown.told(told.out)) == plain(shown.lines), shown.command
+
+
+def test_the_readme_is_short_and_has_code_and_outputs_and_small_pictures():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 180
+    assert PYTHON.findall(text)
+    assert [shown.words[0] for block in CONSOLE.findall(text) for shown in pictures.shown_in(block)] == [
+        *("fill", "tag", "serve")
+    ]
+    assert all(path.stat().st_size <= pictures.LARGEST for path in pictures.PICTURES.glob("*.png"))
 
 
 def test_the_glossary_has_each_word_once_and_names_files_that_exist():
@@ -54,3 +112,27 @@ def test_the_benchmarks_are_listed_and_no_document_names_one_that_is_not_there()
     assert scripts - listed == set()
     named_ones = {script for path in DOCUMENTS for script in re.findall(r"bench/(\w+\.py)", path.read_text())}
     assert named_ones - scripts == set()
+
+
+@pytest.mark.parametrize(
+    ("sentence", "code", "besides"),
+    [
+        (r"- `Exception` is caught in(.*?)\n- ", r"except (?:Base)?Exception\b", ()),
+        (
+            r"- Only `cli` and `training` read the environment(.*?)\n- ",
+            r"os\.environ|getenv",
+            ("cli/", "training/"),
+        ),
+    ],
+)
+def test_the_architecture_names_all_files_that_make_an_exception_of_a_rule(sentence, code, besides):
+    (rule,) = re.findall(sentence, (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)
+    package = ROOT / "src" / "bertsmith"
+    found = {
+        path.relative_to(package).as_posix()
+        for path in package.rglob("*.py")
+        if re.search(code, path.read_text())
+    }
+    assert {each for each in found if not each.startswith(besides or "-")} == set(
+        re.findall(r"`(\w[\w/]*\.py)`", rule)
+    )

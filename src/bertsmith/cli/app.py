@@ -26,6 +26,7 @@ from bertsmith.cli.finetune import finetune
 from bertsmith.cli.glue import glue
 from bertsmith.cli.import_tf import import_tf
 from bertsmith.cli.inspect import inspect
+from bertsmith.cli.likelihood import likelihood
 from bertsmith.cli.look.group import look
 from bertsmith.cli.merge import merge
 from bertsmith.cli.predict import evaluate, predict
@@ -94,6 +95,7 @@ app.command("answer", cls=Verb)(answer)
 app.command("choose", cls=Verb)(choose)
 app.command("classify", cls=Verb)(classify)
 app.command("tag", cls=Verb)(tag)
+app.command("likelihood", cls=Verb)(likelihood)
 app.command("compare", cls=Verb)(compare)
 app.command("embed", cls=Verb)(embed)
 app.add_typer(look, name="look")

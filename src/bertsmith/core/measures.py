@@ -13,6 +13,8 @@ Value = Callable[[Totals], float | None]
 Unit = Literal["nats", "bits", "fraction", "number"]
 FIXED_PREFIX = "fixed_"
 """Prefix of the names of metrics in the fixed evaluation."""
+MAX_EXPONENT = 700.0
+"""In nats; the exponential of more is no float."""
 
 
 class LossTerm(NamedTuple):
@@ -64,6 +66,16 @@ class Metric:
         if self.unit == "number":
             return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
         return f"{value:.1%}" if self.in_percent else f"{value:.{digits}f}"
+
+
+def perplexity(nats: float) -> float:
+    """Return the perplexity for a mean loss per token."""
+    return math.exp(min(nats, MAX_EXPONENT))
+
+
+def bits(nats: float) -> float:
+    """Return nats as bits."""
+    return nats / math.log(2)
 
 
 def mean(total: str, over: str, *, empty: float | None = None) -> Value:

@@ -218,7 +218,8 @@ class _FromLeft:
         with torch.no_grad():
             hidden_TD = (self.stream or self.engine.network)(batch)
             scores_1V = self.engine.network.scores_of_words(hidden_TD[-1:, self.part])
-        return _log_probabilities(self.engine, scores_1V)[0], len(batch.tokens_T)
+        log_probabilities_V = scores_of_tokens(self.engine, scores_1V)[0].log_softmax(-1).cpu()
+        return log_probabilities_V, len(batch.tokens_T)
 
 
 class _BeforeMask:
@@ -338,15 +339,16 @@ def check_count(name: str, value: object) -> None:
 
 def word_log_probabilities(engine: Engine, hidden_TD: Tensor, rows_P: Tensor) -> Tensor:
     """Return the log-probability of every token for the words at these rows [P, V]."""
-    return _log_probabilities(engine, engine.network.word_scores(hidden_TD, rows_P))
+    return scores_of_tokens(engine, engine.network.word_scores(hidden_TD, rows_P)).log_softmax(-1).cpu()
 
 
-def _log_probabilities(engine: Engine, scores_PV: Tensor) -> Tensor:
+def scores_of_tokens(engine: Engine, scores_PV: Tensor) -> Tensor:
+    """Return scores of words in fp32, -inf for rows of the vocabulary without a token."""
     scores_PV = scores_PV.float()
     # Rows without a token (the matrix is rounded up, ids have gaps) mean nothing.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
-    return scores_PV.log_softmax(-1).cpu()
+    return scores_PV
 
 
 def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[Candidate]:

@@ -95,7 +95,7 @@ class Senses:
     """Layers from the word's own vector, which is the same in every sentence, to the last one."""
 
 
-def inspect_tokens(bert: Bert, text: TextInput, *, seed: int) -> InspectedTokens:
+def inspect_tokens(bert: Bert, text: TextInput, seed: int) -> InspectedTokens:
     """Return the tokens of a text or pair, with a fresh masking as published: 15 %, of these 80-10-10."""
     (encoded,) = bert.reader.encode([text], truncate=False)
     masked = masked_tokens(token_masker(bert), encoded, seed)

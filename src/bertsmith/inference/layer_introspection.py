@@ -40,11 +40,10 @@ class Cosines:
 
 @dataclass(frozen=True, slots=True)
 class LayerGuesses:
-    """The guesses for a mask if the model ended after this layer."""
+    """Guesses after one layer; `final` is the probability here of the last layer's best guess."""
 
     guesses: tuple[Candidate, ...]
     final: float
-    """Probability here of the last layer's best guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +105,7 @@ def inspect_similarity(bert: Bert, texts: Iterable[str | TokenizedText]) -> list
     return layer_cosines(bert, encoded, whole)[1]
 
 
-def inspect_guesses(bert: Bert, text: str | TokenizedText, *, top: int) -> list[MaskLayers]:
+def inspect_guesses(bert: Bert, text: str | TokenizedText, top: int) -> list[MaskLayers]:
     """Return, for each mask of a text, the masked-language head's guesses from every layer."""
     engine = bert.engine
     (masked,) = encode_masked(engine, [text], truncate=False)

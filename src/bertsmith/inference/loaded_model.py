@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
-from bertsmith.core.steps import Steps, finished
+from bertsmith.core.steps import finished
 from bertsmith.inference.adapter_folder import adapted_model, base_folder, read_adapter
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.engine import Engine, make_ready, usable_device
@@ -21,7 +21,6 @@ from bertsmith.inference.fill_mask import (
     Candidate,
     Extension,
     Filling,
-    check_count,
     encode_masked,
     extend_text,
     fill_each_mask,
@@ -33,8 +32,17 @@ from bertsmith.inference.finetuned_folder import (
     read_finetuned,
     write_finetuned,
 )
+from bertsmith.inference.likelihood import likelihoods
 from bertsmith.inference.model_path import is_adapter, model_folder
-from bertsmith.inference.outputs import ABILITIES, Choice, Classification, Entity, NextSentence, TaggedWord
+from bertsmith.inference.outputs import (
+    ABILITIES,
+    Choice,
+    Classification,
+    Entity,
+    Likelihood,
+    NextSentence,
+    TaggedWord,
+)
 from bertsmith.inference.precision import fast_network, quantised_network, takes_int8, usable_precision
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.inference.vectors import direction_of_no_text, pooled_texts, without_direction
@@ -295,7 +303,7 @@ class Bert:
         if pooling not in POOLINGS:
             raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLINGS)}")
         if pooling == "pooler":
-            self._need("pooler", "to embed texts by it")
+            self._need("pooler", "embed texts by it")
         if pooling in ("cls", "pooler") and self.model.network.config.direction == "left-to-right":
             what = "the first token of a model that reads from left to right sees nothing of the text"
             raise UserError(what, remedy="choose another pooling, such as mean")
@@ -313,21 +321,32 @@ class Bert:
         self, texts: Iterable[str | TokenizedText], *, top: int = 5, truncate: bool = False
     ) -> list[list[list[Candidate]]]:
         """Return the most probable tokens for each mask of each text."""
-        self._need("mlm", "to fill masks")
+        self._need("mlm", ABILITIES["fill"])
         return fill_each_mask(self.engine, texts, top=top, truncate=truncate)
 
     def fill_jointly(
         self, text: str, *, top: int = 5, beam: int = 10, truncate: bool = False
     ) -> list[Filling]:
         """Return the most probable fillings of all masks together: each sees the tokens chosen before it."""
-        self._need("mlm", "to fill masks")
+        self._need("mlm", ABILITIES["fill"])
         (masked,) = encode_masked(self.engine, [text], truncate=truncate)
         return fill_jointly(self.engine, masked, top, beam)
 
     def extend(self, text: str, *, count: int) -> Iterator[Extension]:
         """Yield the text with one more token each time; each token costs reading all of it again."""
-        self._need("mlm", "to extend texts")
+        self._need("mlm", "extend texts")
         return extend_text(self.engine, text, count)
+
+    def likelihood(self, texts: Iterable[str], *, truncate: bool = False) -> list[Likelihood]:
+        """Return the likelihood of each text and of each of its words; special tokens are not counted.
+
+        A masked model gives the pseudo-log-likelihood: it reads a text of n tokens n times, each time with
+        another token masked. A one-sided model reads it once.
+
+        Example: bertsmith.load().likelihood(["The cats annoy Tim.", "The cats annoys Tim."])
+        """
+        self._need("mlm", "give texts a likelihood")
+        return likelihoods(self.engine, texts, truncate=truncate)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
         """Predict whether the second text follows the first."""
@@ -338,7 +357,7 @@ class Bert:
         self, pairs: Iterable[tuple[str, str] | TokenizedText], *, truncate: bool = False
     ) -> list[NextSentence]:
         """Predict for each pair whether its second text follows the first."""
-        self._need("nsp", "to say whether one sentence follows another")
+        self._need("nsp", ABILITIES["next"])
         network = self.engine.network
         next_label = architecture_of(network.config.model_type).next_label
 
@@ -354,31 +373,15 @@ class Bert:
 
         A fine-tuned folder has its own rule for long texts, and `truncate` adds nothing to it.
         """
-        return finished(self.classify_in_steps(texts, truncate=truncate))
-
-    def classify_in_steps(
-        self, texts: Iterable[TextInput], *, truncate: bool = False
-    ) -> "Steps[list[Classification]]":
-        """Classify in steps: a server can serve others between two batches of a long text."""
-        return self._predictor("classify", "to classify texts").classify_in_steps(texts, truncate=truncate)
+        return finished(self.predictor("classify").classify_in_steps(texts, truncate=truncate))
 
     def score(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[float]:
         """Return the number that a regression model gives each text or pair; long texts as in `classify`."""
-        return finished(self.score_in_steps(texts, truncate=truncate))
-
-    def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool = False) -> "Steps[list[float]]":
-        """Score in steps, like `classify_in_steps`."""
-        return self._predictor("score", "to score texts").score_in_steps(texts, truncate=truncate)
+        return finished(self.predictor("score").score_in_steps(texts, truncate=truncate))
 
     def tag(self, sentences: "Iterable[Sentence | TokenizedText]") -> list[list[TaggedWord]]:
         """Tag each word; a sentence is a string or a list of words. Long ones are read in windows."""
-        return finished(self.tag_in_steps(sentences))
-
-    def tag_in_steps(
-        self, sentences: "Iterable[Sentence | TokenizedText]"
-    ) -> "Steps[list[list[TaggedWord]]]":
-        """Tag in steps: a server can serve others between two batches of a long text."""
-        return self._predictor("tag", "to tag words").tag_in_steps(sentences)
+        return finished(self.predictor("tag").tag_in_steps(sentences))
 
     def entities(self, text: str) -> list[Entity]:
         """Return the entities of a text that a tagger marks, for example names."""
@@ -387,11 +390,11 @@ class Bert:
 
     def entities_each(self, texts: Iterable[str]) -> list[list[Entity]]:
         """Return the entities of each text that a tagger marks."""
-        return self._predictor("tag", "to find entities").entities(texts)
+        return self.predictor("tag").entities(texts)
 
     def entities_of(self, text: str, words: Sequence[TaggedWord]) -> list[Entity]:
         """Return the entities that the tags of a text's words mark; [] if the tags mark none."""
-        return self._predictor("tag", "to find entities").entities_of(text, words)
+        return self.predictor("tag").entities_of(text, words)
 
     @overload
     def answer(self, question: str, passage: str) -> "QuestionAnswer": ...
@@ -419,16 +422,7 @@ class Bert:
         self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int = 1
     ) -> "list[list[QuestionAnswer]]":
         """Return the `best` answers to each question from its passage, the best first."""
-        return finished(self.answers_in_steps(questions, best=best))
-
-    def answers_in_steps(
-        self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int
-    ) -> "Steps[list[list[QuestionAnswer]]]":
-        """Answer in steps: a server can serve others between two batches of a long passage."""
-        check_count("best", best)
-        predictor = self._predictor("answer", "to answer questions")
-        found = yield from predictor.answers_in_steps(questions)
-        return [each[:best] for each in found]
+        return finished(self.predictor("answer").answers_in_steps(questions, best=best))
 
     def choose(self, options: Iterable[tuple[str, str]], *, truncate: bool = False) -> Choice:
         """Choose the right one of several pairs; long pairs as in `classify`."""
@@ -438,7 +432,20 @@ class Bert:
         self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool = False
     ) -> list[Choice]:
         """Choose the right pair of each question; all questions are computed together."""
-        return self._predictor("choose", "to choose among texts").choose_each(questions, truncate=truncate)
+        return self.predictor("choose").choose_each(questions, truncate=truncate)
+
+    def predictor(self, ability: str) -> "Predictor":
+        """Return the predictor of an ability, which also predicts in steps."""
+        from bertsmith.inference.predictor import build_predictor
+        from bertsmith.tasks.kinds.registry import heads_of_ability
+
+        usual, *others = heads_of_ability(ability)
+        head = next((each for each in (usual, *others) if not self._lacking(each)), usual)
+        self._need(head, ABILITIES[ability])
+        with self._lock:
+            if head not in self._predictors:
+                self._predictors[head] = build_predictor(self.model, self.engine, head, self.finetuned)
+        return self._predictors[head]
 
     def save(self, folder: Path | str) -> None:
         """Write a model folder that `load` and the Hugging Face tools open."""
@@ -449,31 +456,19 @@ class Bert:
             if self.finetuned:
                 write_finetuned(fresh, self.finetuned)
 
-    def _predictor(self, ability: str, purpose: str) -> "Predictor":
-        from bertsmith.inference.predictor import build_predictor
-        from bertsmith.tasks.kinds.registry import heads_of_ability
-
-        usual, *others = heads_of_ability(ability)
-        head = next((each for each in (usual, *others) if not self._lacking(each)), usual)
-        self._need(head, purpose)
-        with self._lock:
-            if head not in self._predictors:
-                self._predictors[head] = build_predictor(self.model, self.engine, head, self.finetuned)
-        return self._predictors[head]
-
     def _need(self, head: str, purpose: str) -> None:
         if not (lacking := self._lacking(head)):
             return
         model_type = self.model.network.config.model_type
         if head not in architecture_of(model_type).heads:
-            what = f"{model_type} models have no {head} head, which it takes {purpose}"
+            what = f"{model_type} models have no {head} head, which is required to {purpose}"
             raise UserError(what, remedy="take a model of another family")
         command = _training_of(head)
         make = f"make one with {command}, or " if command else ""
         remedy = f"{make}load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
         if head == "mlm" and "replaced" in self.heads:
             remedy = "its generator has one: load the folder `generator` inside of this model's"
-        raise UserError(f"this model has no {lacking} head, which it takes {purpose}", remedy=remedy)
+        raise UserError(f"this model has no {lacking} head, which is required to {purpose}", remedy=remedy)
 
     def _lacking(self, head: str) -> str:
         """Return the first missing head that `head` depends on (or `head` itself), or ""."""

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from bertsmith.core.measures import bits, perplexity
+
 
 @dataclass(frozen=True, slots=True)
 class Classification:
@@ -65,6 +67,45 @@ class Choice:
     """Probability of each pair; they sum to 1."""
 
 
+@dataclass(frozen=True, slots=True)
+class WordLikelihood:
+    """A word of a text and its log-probability."""
+
+    word: str
+    start: int
+    """First code point in the text."""
+    end: int
+    """Past the last code point."""
+    log_probability: float
+    """Sum over its pieces, in nats."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """The log-likelihood of a text and of each of its words."""
+
+    log_likelihood: float
+    """Sum over the tokens, in nats; of a masked model, the pseudo-log-likelihood."""
+    tokens: int
+    """Number of tokens that were predicted, without special ones."""
+    characters: int
+    """Number of characters without white space, which some vocabularies drop."""
+    words: tuple[WordLikelihood, ...]
+    """Words and punctuation marks; their log-probabilities add up to the log-likelihood."""
+    is_pseudo: bool
+    """True for a masked model, which predicts each token from all others."""
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the mean loss per token; of a masked model, the pseudo-perplexity."""
+        return perplexity(-self.log_likelihood / max(1, self.tokens))
+
+    @property
+    def bits_per_character(self) -> float:
+        """Loss in bits per character, comparable across vocabularies."""
+        return bits(-self.log_likelihood) / max(1, self.characters)
+
+
 if TYPE_CHECKING:
     from bertsmith.inference.fill_mask import Candidate
     from bertsmith.tasks.answers import QuestionAnswer
@@ -106,6 +147,22 @@ def classification_to_json(found: Classification | float) -> Json:
     if found.is_several:
         return {"labels": list(found.labels), "probabilities": found.probabilities}
     return {"label": found.label, "probability": found.probability, "probabilities": found.probabilities}
+
+
+def likelihood_to_json(found: Likelihood, *, with_words: bool) -> Json:
+    """Return the likelihood of a text, and of its words if requested."""
+    words = [
+        {"text": each.word, "start": each.start, "end": each.end, "log_probability": each.log_probability}
+        for each in found.words
+    ]
+    return {
+        "log_likelihood": found.log_likelihood,
+        "tokens": found.tokens,
+        "perplexity": found.perplexity,
+        "bits_per_character": found.bits_per_character,
+        "pseudo": found.is_pseudo,
+        **({"words": words} if with_words else {}),
+    }
 
 
 def choice_to_json(found: Choice, options: Sequence[str]) -> Json:

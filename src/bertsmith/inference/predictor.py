@@ -3,7 +3,6 @@
 Shapes: M texts, C classes, P tagged words.
 """
 
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,10 +11,12 @@ import numpy as np
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.core.steps import Steps, finished
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine
+from bertsmith.inference.fill_mask import check_count
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWord
 from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list, as_pairs
+from bertsmith.inference.text_words import joined_words, words_of_texts
 from bertsmith.model.model_folder import Model, head_outputs
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.answers import QuestionAnswer
@@ -30,7 +31,6 @@ from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.tasks.kinds.registry import kinds_of_head
 from bertsmith.tasks.kinds.text_kind import TextKind
 from bertsmith.tasks.predictions import ExampleT, PredictedSplit
-from bertsmith.tasks.question_windows import tokenized_passages
 from bertsmith.tasks.tag_spans import scheme_of, spans_of
 from bertsmith.tasks.task_config import TaskConfig
 
@@ -41,17 +41,11 @@ NAMED_TAGS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """A word as written, and its code points in the text."""
-
-    text: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
 class Predictor:
-    """A task head, and the engine that reads texts for it."""
+    """A task head, and the engine that reads texts for it.
+
+    A server computes in steps: it can serve others between two batches of a long text.
+    """
 
     model: TaskModel
     engine: Engine
@@ -63,7 +57,9 @@ class Predictor:
         """The labels, the rule for long texts and the rest of task.json."""
         return self.model.config
 
-    def classify_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[Classification]]:
+    def classify_in_steps(
+        self, texts: Iterable[TextInput], *, truncate: bool = False
+    ) -> Steps[list[Classification]]:
         """Return the class or classes of each text."""
         if self.config.kind.ability != "classify":
             raise UserError("this model gives a text a number, not a class", remedy="call score")
@@ -89,7 +85,7 @@ class Predictor:
             )
         return found
 
-    def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool) -> Steps[list[float]]:
+    def score_in_steps(self, texts: Iterable[TextInput], *, truncate: bool = False) -> Steps[list[float]]:
         """Return the number of each text."""
         if self.config.kind.ability != "score":
             raise UserError("this model gives a text a class, not a number", remedy="call classify")
@@ -148,9 +144,10 @@ class Predictor:
         return entities
 
     def answers_in_steps(
-        self, questions: Iterable[tuple[str, str] | TokenizedText]
+        self, questions: Iterable[tuple[str, str] | TokenizedText], *, best: int
     ) -> Steps[list[list[QuestionAnswer]]]:
-        """Return the answers to each question from its passage, the best first."""
+        """Return the `best` answers to each question from its passage, the best first."""
+        check_count("best", best)
         pairs = as_pairs(questions)
         for number, pair in enumerate(pairs):
             texts = pair.text if isinstance(pair, TokenizedText) else pair
@@ -161,7 +158,7 @@ class Predictor:
         if not examples:
             return []
         predicted = yield from self._predict_in_steps(examples)
-        return [[answer, *_others(answer)] for answer in predicted.predictions.answers]
+        return [[answer, *_others(answer)][:best] for answer in predicted.predictions.answers]
 
     def choose_each(
         self, questions: Iterable[Iterable[tuple[str, str] | TokenizedText]], *, truncate: bool
@@ -317,59 +314,3 @@ def _written(sentence: object, index: int) -> str | TokenizedText:
             what = f"word {number} is {'empty' if isinstance(word, str) else type(word).__name__}"
             raise UserError(what, index=index, remedy="a word is a str with something in it")
     return " ".join(sentence)
-
-
-# ---- the words of a text, as its tokenizer cuts them
-
-
-def words_of_texts(texts: Iterable[TokenizedText]) -> list[list[Word]]:
-    """Return the words of each text, without what the tokenizer drops (white space, control characters)."""
-    written, ids, offsets, words = [], [], [], []
-    for each in texts:
-        encoded = each.encoded
-        rows = [row for row, own in enumerate(encoded.sequence) if own == 0]
-        written.append(str(each.text))
-        ids.append(np.array([encoded.ids[row] for row in rows], np.int32))
-        offsets.append(np.array([encoded.offsets[row] for row in rows], np.int64).reshape(-1, 2))
-        words.append([encoded.words[row] for row in rows])
-    # It finds the characters of each piece, dropped accents included.
-    passages = tokenized_passages(written, ids, offsets)
-    found = []
-    for text, numbers, first in zip(written, words, passages.starts_D.tolist(), strict=True):
-        pieces = zip(numbers, passages.offsets_X2[first : first + len(numbers)].tolist(), strict=True)
-        found.append([Word(text[start:end], start, end) for start, end in _spans(text, pieces)])
-    return found
-
-
-def joined_words(words: Sequence[str]) -> list[Word]:
-    """Return words with the offsets that they have if joined by single spaces."""
-    found, start = [], 0
-    for word in words:
-        found.append(Word(word, start, start + len(word)))
-        start += len(word) + 1
-    return found
-
-
-def _spans(text: str, pieces: Iterable[tuple[int | None, list[int]]]) -> list[list[int]]:
-    spans: list[list[int]] = []
-    last: int | None = None
-    for word, (start, end) in pieces:
-        if start == end:  # a piece of white space
-            continue
-        if spans and (word == last or not _is_border(text, spans[-1][1], start)):
-            spans[-1][1] = max(spans[-1][1], end)
-        else:
-            spans.append([start, end])
-        last = word
-    return spans
-
-
-def _is_border(text: str, end: int, start: int) -> bool:
-    """Return True if a word may end here and another start: RoBERTa's rule would cut at every accent."""
-    if start != end:
-        return start > end  # one character that became several words belongs to the first
-    return not (_is_mark(text[start]) or (_is_mark(text[end - 1]) and text[start].isalnum()))
-
-
-def _is_mark(character: str) -> bool:
-    return unicodedata.category(character).startswith("M")

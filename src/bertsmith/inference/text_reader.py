@@ -88,18 +88,21 @@ class Sequences:
         by_length = np.argsort(-lengths_S, kind="stable")
         for group in split_by_budget(lengths_S[by_length].tolist(), budget):
             numbers = by_length[group[0] : group[-1] + 1]
-            lengths = lengths_S[numbers]
-            rows_T = ranges(self.starts_S1[numbers], lengths)
-            starts = np.append(0, np.cumsum(lengths))
-            # The tokens are in one row without padding; positions start anew with each sequence.
-            positions_T = np.arange(len(rows_T)) - np.repeat(starts[:-1], lengths)
-            batch = PackedBatch(
-                tokens_T=torch.from_numpy(self.tokens_T[rows_T]),
-                segments_T=torch.from_numpy(self.segments_T[rows_T]),
-                positions_T=torch.from_numpy(positions_T),
-                layout=Layout(torch.from_numpy(starts.astype(np.int32)), int(lengths.max())),
-            )
-            yield numbers, batch
+            yield numbers, self.packed(numbers)
+
+    def packed(self, numbers: Integers) -> PackedBatch:
+        """Return a batch of the sequences with these numbers; one may occur several times."""
+        lengths = np.diff(self.starts_S1)[numbers]
+        rows_T = ranges(self.starts_S1[numbers], lengths)
+        starts = np.append(0, np.cumsum(lengths))
+        # The tokens are in one row without padding; positions start anew with each sequence.
+        positions_T = np.arange(len(rows_T)) - np.repeat(starts[:-1], lengths)
+        return PackedBatch(
+            tokens_T=torch.from_numpy(self.tokens_T[rows_T]),
+            segments_T=torch.from_numpy(self.segments_T[rows_T]),
+            positions_T=torch.from_numpy(positions_T),
+            layout=Layout(torch.from_numpy(starts.astype(np.int32)), int(lengths.max())),
+        )
 
 
 class Reader:

@@ -16,11 +16,11 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import stream
 from bertsmith.inference.finetuned_folder import FinetunedTask
-from bertsmith.inference.left_out_words import NO_WORD, TextWords
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.inference.predictor import Word, default_config
+from bertsmith.inference.predictor import default_config
 from bertsmith.inference.task_model import task_model_of
 from bertsmith.inference.text_reader import TextOrPair, TokenizedText
+from bertsmith.inference.text_words import NO_WORD, TextWords, Word
 from bertsmith.packed import pack, split_by_budget
 from bertsmith.text.tokenizer import truncate_longest_first
 

@@ -3,7 +3,6 @@
 Shapes: P predicted rows, S sequences, R = P + S, D model width, V vocabulary, C counts.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,18 @@ import torch
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.measures import Declaration, LossTerm, Metric, Totals, Value, answers, mean, mean_loss
+from bertsmith.core.measures import (
+    Declaration,
+    LossTerm,
+    Metric,
+    Totals,
+    Value,
+    answers,
+    bits,
+    mean,
+    mean_loss,
+    perplexity,
+)
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
@@ -20,8 +30,6 @@ from bertsmith.objectives.pretraining_objective import PretrainingObjective, wei
 from bertsmith.recipe.data_sections import PairHead, Unit
 from bertsmith.recipe.schema import Recipe
 
-MAX_EXPONENT = 700.0
-"""In nats; the exponential of more is no float."""
 CHOSEN: dict[Unit, str] = {
     "token": "chosen one by one",
     "word": "chosen as whole words",
@@ -41,8 +49,8 @@ def _of_nats(total: str, value: Callable[[float, float], float]) -> Value:
     return found
 
 
-_PERPLEXITY = _of_nats("sequences", lambda nats, _: math.exp(min(nats, MAX_EXPONENT)))
-_BITS = _of_nats("tokens_per_character", lambda nats, tokens: nats / math.log(2) * tokens)
+_PERPLEXITY = _of_nats("sequences", lambda nats, _: perplexity(nats))
+_BITS = _of_nats("tokens_per_character", lambda nats, tokens: bits(nats) * tokens)
 _LOSS, _RIGHT = "Predicted words: loss in nats", "Predicted words: guessed right"
 _SMALLER: dict[str, Any] = {"larger_is_better": False, "fixed": True}
 WORD_METRICS = (

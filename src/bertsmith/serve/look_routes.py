@@ -9,9 +9,9 @@ import numpy as np
 from fastapi import APIRouter
 from numpy.typing import NDArray
 
-from bertsmith.inference.left_out_words import TextWords
 from bertsmith.inference.outputs import Classification
 from bertsmith.inference.text_reader import Reader, TokenizedText
+from bertsmith.inference.text_words import TextWords
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, check_size
 from bertsmith.serve.look_schemas import (

@@ -4,7 +4,10 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from bertsmith.serve.schemas import ApiRequest, ApiResponse, Candidate, Seed, Texts
+from bertsmith.inference.head_introspection import HeadSummary, Moment
+from bertsmith.inference.introspection import InspectedToken, SensePoint
+from bertsmith.inference.layer_introspection import MaskLayers
+from bertsmith.serve.schemas import ApiRequest, ApiResponse, Seed, Texts
 
 
 class IntrospectionRequest(ApiRequest):
@@ -20,23 +23,10 @@ class TokensRequest(IntrospectionRequest):
     seed: Seed = 0
 
 
-class TokenView(BaseModel):
-    """A token as the model reads it, and the effect of masking on it: nothing, mask, random or kept."""
-
-    text: str
-    id: int
-    segment: int
-    position: int
-    start: int
-    end: int
-    masking: str
-    shown: str
-
-
 class TokensResponse(ApiResponse):
     """All tokens, including the special ones."""
 
-    tokens: list[TokenView]
+    tokens: list[InspectedToken]
 
 
 class AttentionResponse(ApiResponse):
@@ -53,16 +43,6 @@ class SensesRequest(ApiRequest):
 
     word: str
     sentences: Texts
-
-
-class OccurrencePoint(BaseModel):
-    """One occurrence of the word, and its point on the map."""
-
-    sentence: int
-    start: int
-    end: int
-    x: float
-    y: float
 
 
 class LayerCosines(BaseModel):
@@ -84,7 +64,7 @@ class SensesResponse(ApiResponse):
     Layer 0 is the word's own vector, before position and context.
     """
 
-    points: list[OccurrencePoint]
+    points: list[SensePoint]
     similarity: list[list[float]]
     layers: list[SensesLayer]
 
@@ -108,42 +88,10 @@ class GuessesRequest(ApiRequest):
     top: int = Field(3, ge=1, le=20)
 
 
-class LayerGuessesView(BaseModel):
-    """Guesses after one layer; `final` is the probability here of the last layer's best guess."""
-
-    guesses: list[Candidate]
-    final: float
-
-
-class MaskLayersView(BaseModel):
-    """Offsets of a mask, and the guesses for it from the embeddings to the last layer."""
-
-    start: int
-    end: int
-    layers: list[LayerGuessesView]
-
-
 class GuessesResponse(ApiResponse):
     """One entry for each mask."""
 
-    masks: list[MaskLayersView]
-
-
-class HeadView(BaseModel):
-    """Kind of a head (previous, next, itself, first, separator, broad or mixed), and how clear it is."""
-
-    kind: str
-    share: float
-
-
-class MomentView(BaseModel):
-    """An example to look at first: a head in which one token clearly reads another, distant one."""
-
-    layer: int
-    head: int
-    token: int
-    target: int
-    weight: float
+    masks: list[MaskLayers]
 
 
 class HeadsResponse(ApiResponse):
@@ -151,9 +99,9 @@ class HeadsResponse(ApiResponse):
 
     tokens: list[str]
     special: list[bool]
-    kinds: list[list[HeadView]]
+    kinds: list[list[HeadSummary]]
     maps: list[list[list[list[float]]]]
-    moment: MomentView | None
+    moment: Moment | None
 
 
 class HeadRequest(IntrospectionRequest):

@@ -208,8 +208,8 @@ class LocalModel:
         return OPERATIONS[key.operation].predict(self.load(), inputs, key.options)
 
     def _in_steps(self, key: BatchKey, inputs: Sequence[Any]) -> Steps[Sequence[Any]] | None:
-        in_steps = OPERATIONS[key.operation].predict_in_steps
-        return None if in_steps is None else in_steps(self.load(), inputs, key.options)
+        operation = OPERATIONS[key.operation]
+        return operation.compute(self.load(), inputs, key.options) if operation.in_steps else None
 
 
 def open_models(config: ServerConfig, on_batch: OnBatch) -> list[LocalModel]:

@@ -20,6 +20,7 @@ Inputs = Sequence[TokenizedText]
 """Texts or pairs with their tokens."""
 Options = tuple[Any, ...]
 """The options of a batch key."""
+Compute = Callable[[Bert, Sequence[Any], Options], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +30,10 @@ class Operation:
     name: str
     ability: str
     """The ability that a model needs."""
-    predict: Callable[[Bert, Sequence[Any], Options], Sequence[Any]]
+    compute: Compute
     """Function that returns a result for each input."""
+    in_steps: bool = False
+    """True if it returns `Steps`: other requests get a turn between two batches of a long text."""
     windowed: bool = False
     """True if long texts are read in windows."""
     obeys_folder: bool = False
@@ -39,8 +42,11 @@ class Operation:
     """True if a mask token in a text is a mask, not plain text."""
     joint: bool = False
     """True if all texts of a request are one input, with one result."""
-    predict_in_steps: Callable[[Bert, Sequence[Any], Options], Steps[Sequence[Any]]] | None = None
-    """Like `predict`, in steps: other requests get a turn between two batches of a long text."""
+
+    def predict(self, bert: Bert, inputs: Sequence[Any], options: Options) -> Sequence[Any]:
+        """Return a result for each input."""
+        found: Any = self.compute(bert, inputs, options)
+        return finished(found) if self.in_steps else found
 
     def takes_long_texts(self, *, is_finetuned: bool) -> bool:
         """Return True if a text may be longer than what the model reads at once."""
@@ -56,58 +62,20 @@ def _fill(bert: Bert, texts: Inputs, options: Options) -> list[list[Json]]:
     ]
 
 
-def _next(bert: Bert, pairs: Inputs, _: Options) -> list[Any]:
-    return bert.next_sentences(pairs)
-
-
-def _classify(bert: Bert, texts: Inputs, _: Options) -> Steps[list[Any]]:
-    return bert.classify_in_steps(texts)
-
-
-def _score(bert: Bert, texts: Inputs, _: Options) -> Steps[list[float]]:
-    return bert.score_in_steps(texts)
-
-
 def _tag(bert: Bert, texts: Inputs, _: Options) -> Steps[list[Json]]:
-    found = zip(texts, (yield from bert.tag_in_steps(texts)), strict=True)
-    return [tags_to_json(words, bert.entities_of(str(each.text), words)) for each, words in found]
+    tagger = bert.predictor("tag")
+    found = zip(texts, (yield from tagger.tag_in_steps(texts)), strict=True)
+    return [tags_to_json(words, tagger.entities_of(str(each.text), words)) for each, words in found]
 
 
 def _answer(bert: Bert, pairs: Inputs, options: Options) -> Steps[list[Json]]:
     (best,) = options
-    found = yield from bert.answers_in_steps(pairs, best=best)
+    found = yield from bert.predictor("answer").answers_in_steps(pairs, best=best)
     return [answers_to_json(each) for each in found]
-
-
-def _in_steps(
-    name: str, in_steps: Callable[[Bert, Inputs, Options], Steps[list[Any]]], **long_texts: bool
-) -> Operation:
-    """Return an operation that can be computed a batch at a time."""
-    return Operation(
-        name,
-        name,
-        lambda bert, inputs, options: finished(in_steps(bert, inputs, options)),
-        predict_in_steps=in_steps,
-        **long_texts,
-    )
 
 
 def _choose(bert: Bert, requests: Sequence[Inputs], _: Options) -> list[Any]:
     return bert.choose_each(requests)
-
-
-def _embed(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
-    # The routes cut and normalise vectors; return a row for each, not a list of numbers.
-    return list(bert.embed(texts, normalize=False).numpy())
-
-
-def _show_tokens(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
-    (seed,) = options
-    return [inspect_tokens(bert, each, seed=seed) for each in texts]
-
-
-def _show_attention(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
-    return [inspect_attention(bert, each) for each in texts]
 
 
 def _show_senses(bert: Bert, requests: Sequence[Inputs], options: Options) -> list[Any]:
@@ -115,53 +83,43 @@ def _show_senses(bert: Bert, requests: Sequence[Inputs], options: Options) -> li
     return [inspect_senses(bert, word, sentences, max_occurrences=most) for sentences in requests]
 
 
-def _show_embedding(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
-    (token,) = options
-    return [inspect_embedding(bert, each, token) for each in texts]
-
-
-def _show_heads(bert: Bert, texts: Inputs, _: Options) -> list[Any]:
-    return [inspect_heads(bert, each) for each in texts]
-
-
-def _show_head(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
-    layer, head = options
-    return [inspect_head(bert, each, layer, head) for each in texts]
-
-
-def _show_head_steps(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
-    layer, head, token = options
-    return [inspect_head_steps(bert, each, layer, head, token) for each in texts]
-
-
-def _show_similarity(bert: Bert, requests: Sequence[Inputs], _: Options) -> list[Any]:
-    return [inspect_similarity(bert, texts) for texts in requests]
-
-
-def _show_guesses(bert: Bert, texts: Inputs, options: Options) -> list[Any]:
-    (top,) = options
-    return [inspect_guesses(bert, each, top=top) for each in texts]
+def _for_each(inspect: Callable[..., Any]) -> Compute:
+    """Return a function that inspects each input by itself; the options are further arguments."""
+    return lambda bert, inputs, options: [inspect(bert, each, *options) for each in inputs]
 
 
 OPERATIONS = {
     operation.name: operation
     for operation in (
         Operation("fill", "fill", _fill, reads_masks=True),
-        Operation("next", "next", _next),
-        _in_steps("classify", _classify, obeys_folder=True),
-        _in_steps("score", _score, obeys_folder=True),
-        _in_steps("tag", _tag, windowed=True),
-        _in_steps("answer", _answer, windowed=True),
+        Operation("next", "next", lambda bert, pairs, _: bert.next_sentences(pairs)),
+        Operation(
+            "classify",
+            "classify",
+            lambda bert, texts, _: bert.predictor("classify").classify_in_steps(texts),
+            in_steps=True,
+            obeys_folder=True,
+        ),
+        Operation(
+            "score",
+            "score",
+            lambda bert, texts, _: bert.predictor("score").score_in_steps(texts),
+            in_steps=True,
+            obeys_folder=True,
+        ),
+        Operation("tag", "tag", _tag, in_steps=True, windowed=True),
+        Operation("answer", "answer", _answer, in_steps=True, windowed=True),
         Operation("choose", "choose", _choose, obeys_folder=True, joint=True),
-        Operation("embed", "embed", _embed),
-        Operation("look/tokens", "look", _show_tokens),
-        Operation("look/attention", "look", _show_attention),
+        # The routes cut and normalise vectors; return a row for each, not a list of numbers.
+        Operation("embed", "embed", lambda bert, texts, _: list(bert.embed(texts, normalize=False).numpy())),
+        Operation("look/tokens", "look", _for_each(inspect_tokens)),
+        Operation("look/attention", "look", _for_each(inspect_attention)),
         Operation("look/senses", "look", _show_senses, joint=True),
-        Operation("look/embedding", "look", _show_embedding),
-        Operation("look/heads", "look", _show_heads),
-        Operation("look/head", "look", _show_head),
-        Operation("look/head-steps", "look", _show_head_steps),
-        Operation("look/similarity", "look", _show_similarity, joint=True),
-        Operation("look/guesses", "fill", _show_guesses, reads_masks=True),
+        Operation("look/embedding", "look", _for_each(inspect_embedding)),
+        Operation("look/heads", "look", _for_each(inspect_heads)),
+        Operation("look/head", "look", _for_each(inspect_head)),
+        Operation("look/head-steps", "look", _for_each(inspect_head_steps)),
+        Operation("look/similarity", "look", _for_each(inspect_similarity), joint=True),
+        Operation("look/guesses", "fill", _for_each(inspect_guesses), reads_masks=True),
     )
 }

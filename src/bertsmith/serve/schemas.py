@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from bertsmith.inference.fill_mask import Candidate
+
 # fail_fast: the first wrong item of a list is enough. Errors of a million items take seconds and a gigabyte.
 SentPair = Annotated[list[str], Field(fail_fast=True, min_length=2, max_length=2)]
 SentTextOrPair = str | SentPair
@@ -44,13 +46,6 @@ class FillRequest(ApiRequest):
 
     text: str
     top: int = Field(5, ge=1, le=100)
-
-
-class Candidate(BaseModel):
-    """A token for a mask."""
-
-    token: str
-    probability: float
 
 
 class FilledMask(BaseModel):

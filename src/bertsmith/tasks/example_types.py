@@ -1,13 +1,6 @@
-"""Examples in the files of tasks; labels are still words of the file.
+"""Examples in the files of tasks; labels are still words of the file."""
 
-All example classes have these properties, so that callers need not check the type: `strings` (all of its
-text), `text_cells` (the text by column, for a table), `summary` (for a list of errors), `sequences` (the
-texts of each sequence that may be cut; empty if windows show everything), `label_names` (its classes or
-tags; empty for a number, an answer or no label), `right` (the right result, for comparisons; None if
-unknown), `counted_as` (its names in a balance of labels) and `is_labelled` (True if the right result is
-known).
-"""
-
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +14,43 @@ Label = str | float | tuple[str, ...]
 """The right result of an example: a class or an option, a number, or several classes, tags or answers."""
 
 
+class LabelledExample(ABC):
+    """The properties of every class of examples, so that callers need not check the type.
+
+    Besides these: `strings` (all of its text), `text_cells` (the text by column, for a table) and `summary`
+    (for a list of errors).
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def right(self) -> Label | None:
+        """The right result, for comparisons; None if unknown."""
+
+    @property
+    def is_labelled(self) -> bool:
+        """True if the right result is known."""
+        return self.right is not None
+
+    @property
+    def sequences(self) -> tuple[tuple[str, ...], ...]:
+        """The texts of each sequence that may be cut; empty if windows show everything."""
+        return ()
+
+    @property
+    def label_names(self) -> tuple[str, ...]:
+        """The classes or tags; empty for a number, an answer or no label."""
+        return ()
+
+    @property
+    def counted_as(self) -> tuple[str, ...]:
+        """The names in a balance of labels."""
+        return self.label_names
+
+
 @dataclass(frozen=True, slots=True)
-class TextExample:
+class TextExample(LabelledExample):
     """A text or a pair with its class, classes or number."""
 
     key: str
@@ -66,17 +94,9 @@ class TextExample:
     def right(self) -> Label | None:
         return tuple(sorted(self.label)) if isinstance(self.label, tuple) else self.label
 
-    @property
-    def counted_as(self) -> tuple[str, ...]:
-        return self.label_names
-
-    @property
-    def is_labelled(self) -> bool:
-        return self.label is not None
-
 
 @dataclass(frozen=True, slots=True)
-class TaggedExample:
+class TaggedExample(LabelledExample):
     """A sentence as words, each with its tag."""
 
     key: str
@@ -99,24 +119,12 @@ class TaggedExample:
         return " ".join(self.words)
 
     @property
-    def sequences(self) -> tuple[tuple[str, ...], ...]:
-        return ()
-
-    @property
     def label_names(self) -> tuple[str, ...]:
         return self.tags or ()
 
     @property
     def right(self) -> Label | None:
         return self.tags
-
-    @property
-    def counted_as(self) -> tuple[str, ...]:
-        return self.label_names
-
-    @property
-    def is_labelled(self) -> bool:
-        return self.tags is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +147,7 @@ class QuestionTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Question(LabelledExample):
     """A question about a passage."""
 
     key: str
@@ -167,14 +175,6 @@ class Question:
         return self.question
 
     @property
-    def sequences(self) -> tuple[tuple[str, ...], ...]:
-        return ()
-
-    @property
-    def label_names(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def right(self) -> Label | None:
         return tuple(sorted({answer.text for answer in self.answers})) if self.is_labelled else None
 
@@ -188,7 +188,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class ChoiceExample:
+class ChoiceExample(LabelledExample):
     """Several pairs of texts, with the index of the right one."""
 
     key: str
@@ -217,20 +217,12 @@ class ChoiceExample:
         return self.options
 
     @property
-    def label_names(self) -> tuple[str, ...]:
-        return ()
-
-    @property
     def right(self) -> str | None:
         return None if self.label is None else f"option {self.label}"
 
     @property
     def counted_as(self) -> tuple[str, ...]:
         return () if self.right is None else (self.right,)
-
-    @property
-    def is_labelled(self) -> bool:
-        return self.label is not None
 
 
 Example = TextExample | TaggedExample | Question | ChoiceExample

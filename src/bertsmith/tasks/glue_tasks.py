@@ -21,6 +21,7 @@ from bertsmith.tasks.task import Split, Task
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 _ENTAILS_OR_NOT = ("entailment", "not_entailment")
+Texts = tuple[str] | tuple[str, str]
 _HUB_UNLABELLED = ("", "-1", "-1.0")  # the hub's labels in test sets
 # README of run_glue.py (transformers): 2e-5 and 3 epochs of 32; 5 epochs for MRPC and WNLI, which are tiny.
 _PUBLISHED: Mapping[str, object] = {"optim.peak_lr": 2e-5}
@@ -41,25 +42,25 @@ def _splits(original: TextColumns, hub: TextColumns) -> dict[str, Split]:
     }
 
 
-def _hub(texts: tuple[str] | tuple[str, str], original: TextColumns) -> TextColumns:
+def _hub(texts: Texts, original: TextColumns) -> TextColumns:
     return TextColumns(texts, replace(original.label, name="label"), key="idx")
 
 
-def _cola() -> Task:
-    labels = ("unacceptable", "acceptable")
-    headless = ("source", "label", "mark", "sentence")
-    tsv = TextColumns(("sentence",), LabelColumn("label", one_of(labels)), key="index", headless=headless)
-    splits = _splits(tsv, _hub(("sentence",), tsv))
-    folders, metrics = ("CoLA", "cola"), ("matthews",)
-    return Task("cola", "CoLA", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED)
-
-
-def _sst2() -> Task:
-    labels = ("negative", "positive")
-    tsv = TextColumns(("sentence",), LabelColumn("label", one_of(labels)), key="index")
-    splits = _splits(tsv, _hub(("sentence",), tsv))
-    folders, metrics = ("SST-2", "sst2"), ("accuracy",)
-    return Task("sst2", "SST-2", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED)
+def _plain(
+    title: str,
+    texts: Texts,
+    labels: tuple[str, ...] = (),
+    *,
+    label: str = "label",
+    metrics: tuple[str, ...] = ("accuracy",),
+    headless: tuple[str, ...] = (),
+    settings: Mapping[str, object] = _PUBLISHED,
+) -> Task:
+    """Return a task of GLUE whose files have the columns of the hub; without labels it is a number."""
+    kind, rule = (CLASSIFY, one_of(labels)) if labels else (REGRESS, number)
+    tsv = TextColumns(texts, LabelColumn(label, rule), key="index", headless=headless)
+    name = title.lower().replace("-", "")
+    return Task(name, title, kind, metrics, _splits(tsv, _hub(texts, tsv)), labels, (title, name), settings)
 
 
 def _mrpc() -> Task:
@@ -74,13 +75,6 @@ def _mrpc() -> Task:
     splits["test"] = Split({**splits["test"].files, test: _test_reader(tsv)})
     folders, metrics = ("MRPC", "mrpc"), ("f1", "accuracy")
     return Task("mrpc", "MRPC", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED_TINY)
-
-
-def _stsb() -> Task:
-    tsv = TextColumns(("sentence1", "sentence2"), LabelColumn("score", number), key="index")
-    splits = _splits(tsv, _hub(("sentence1", "sentence2"), tsv))
-    folders, metrics = ("STS-B", "stsb"), ("spearman", "pearson")
-    return Task("stsb", "STS-B", REGRESS, metrics, splits, folders=folders, settings=_PUBLISHED)
 
 
 def _qqp() -> Task:
@@ -125,31 +119,6 @@ def _diagnostic() -> Task:
     return Task("diagnostic", "Diagnostic", CLASSIFY, metrics, splits, NLI_LABELS, folders)
 
 
-def _qnli() -> Task:
-    texts = ("question", "sentence")
-    tsv = TextColumns(texts, LabelColumn("label", one_of(_ENTAILS_OR_NOT)), key="index")
-    splits = _splits(tsv, _hub(texts, tsv))
-    folders, metrics = ("QNLI", "qnli"), ("accuracy",)
-    return Task("qnli", "QNLI", CLASSIFY, metrics, splits, _ENTAILS_OR_NOT, folders, _PUBLISHED)
-
-
-def _rte() -> Task:
-    texts = ("sentence1", "sentence2")
-    tsv = TextColumns(texts, LabelColumn("label", one_of(_ENTAILS_OR_NOT)), key="index")
-    splits = _splits(tsv, _hub(texts, tsv))
-    folders, metrics = ("RTE", "rte"), ("accuracy",)
-    return Task("rte", "RTE", CLASSIFY, metrics, splits, _ENTAILS_OR_NOT, folders, _PUBLISHED)
-
-
-def _wnli() -> Task:
-    labels = ("not_entailment", "entailment")  # the opposite order of RTE and QNLI
-    texts = ("sentence1", "sentence2")
-    tsv = TextColumns(texts, LabelColumn("label", one_of(labels)), key="index")
-    splits = _splits(tsv, _hub(texts, tsv))
-    folders, metrics = ("WNLI", "wnli"), ("accuracy",)
-    return Task("wnli", "WNLI", CLASSIFY, metrics, splits, labels, folders, _PUBLISHED_TINY)
-
-
 def _snli() -> Task:
     label = LabelColumn("label", one_of(NLI_LABELS), undecided=("-", "-1"))
     plain = TextColumns(("premise", "hypothesis"), label)
@@ -183,31 +152,31 @@ def _sick(judged: LabelColumn, together: LabelColumn, hub: LabelColumn) -> dict[
     return splits
 
 
-def _sick_entailment() -> Task:
-    rule = one_of(NLI_LABELS)
-    columns = (LabelColumn(name, rule) for name in ("entailment_judgment", "entailment_label", "label"))
-    splits, folders = _sick(*columns), ("SICK", "sick")
-    return Task("sick-e", "SICK-E", CLASSIFY, ("accuracy",), splits, NLI_LABELS, folders)
-
-
-def _sick_relatedness() -> Task:
-    column = LabelColumn("relatedness_score", number)
-    splits, folders = _sick(column, column, column), ("SICK", "sick")
-    return Task("sick-r", "SICK-R", REGRESS, ("pearson", "spearman"), splits, folders=folders)
-
+_PAIR = ("sentence1", "sentence2")
+_SICK_LABELS = tuple(
+    LabelColumn(name, one_of(NLI_LABELS)) for name in ("entailment_judgment", "entailment_label", "label")
+)
+_SICK_NUMBERS = (LabelColumn("relatedness_score", number),) * 3
+_SICK_FOLDERS = ("SICK", "sick")
 
 TASKS: tuple[Task, ...] = (
-    _cola(),
-    _sst2(),
+    _plain(
+        "CoLA",
+        ("sentence",),
+        ("unacceptable", "acceptable"),
+        metrics=("matthews",),
+        headless=("source", "label", "mark", "sentence"),
+    ),
+    _plain("SST-2", ("sentence",), ("negative", "positive")),
     _mrpc(),
-    _stsb(),
+    _plain("STS-B", _PAIR, label="score", metrics=("spearman", "pearson")),
     _qqp(),
     _mnli(),
-    _qnli(),
-    _rte(),
-    _wnli(),
+    _plain("QNLI", ("question", "sentence"), _ENTAILS_OR_NOT),
+    _plain("RTE", _PAIR, _ENTAILS_OR_NOT),
+    _plain("WNLI", _PAIR, _ENTAILS_OR_NOT[::-1], settings=_PUBLISHED_TINY),  # indeed in the opposite order
     _diagnostic(),
     _snli(),
-    _sick_entailment(),
-    _sick_relatedness(),
+    Task("sick-e", "SICK-E", CLASSIFY, ("accuracy",), _sick(*_SICK_LABELS), NLI_LABELS, _SICK_FOLDERS),
+    Task("sick-r", "SICK-R", REGRESS, ("pearson", "spearman"), _sick(*_SICK_NUMBERS), folders=_SICK_FOLDERS),
 )

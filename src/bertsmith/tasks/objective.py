@@ -4,7 +4,7 @@ Shapes: T packed tokens, S sequences, M items, P tagged words, C classes. A scor
 kinds (C is 1 for a number and for an option of a choice), [T, C] for tags and [T, 2] for spans.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,25 @@ from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.packed import PackedBatch
 from bertsmith.recipe.distill_section import TaskDistillSection
 from bertsmith.recipe.finetuning_schema import HeadSection
+from bertsmith.tasks import losses, soft_losses
 from bertsmith.tasks.batches import TaskBatch
 from bertsmith.tasks.kinds.kind import AnyKind
-from bertsmith.tasks.losses import scores_of_items
 
 USUAL_HEAD, LABELS_ALONE = HeadSection(), TaskDistillSection()
+LossFunction = Callable[[Tensor, TaskBatch], tuple[Tensor, Tensor]]
+"""Maps a scorer's outputs to the loss of each target, and the fraction of it predicted right."""
+SoftLossFunction = Callable[[Tensor, TaskBatch, float], Tensor]
+"""Maps a scorer's outputs to each target's distance from a teacher's scores, at a temperature."""
+LOSSES: Mapping[str, tuple[LossFunction, SoftLossFunction]] = {
+    "class": (losses.class_loss, soft_losses.soft_class_loss),
+    "multilabel": (losses.multilabel_loss, soft_losses.soft_multilabel_loss),
+    "number": (losses.number_loss, soft_losses.soft_number_loss),
+    "tag": (losses.tag_loss, soft_losses.soft_tag_loss),
+    "choice": (losses.choice_loss, soft_losses.soft_choice_loss),
+    "span": (losses.span_loss, soft_losses.soft_span_loss),
+    "passage": (losses.passage_loss, soft_losses.soft_passage_loss),
+}
+"""The loss of each kind, and its distillation loss, by `Kind.loss_name`."""
 
 
 class NetworkScorer(nn.Module):
@@ -63,7 +77,7 @@ class TaskObjective(nn.Module):
         self.scorer = scorer
         self.kind = kind
         self.distill = distill
-        self._losses, self._soft_losses = kind.loss_function(head), kind.soft_loss_function(head)
+        self._losses, self._soft_losses = LOSSES[kind.loss_name(head)]
         self._forward: Callable[[TaskBatch, Tensor], tuple[Tensor, Tensor]] = self._plain
         self.compiled = False
 
@@ -88,7 +102,7 @@ class TaskObjective(nn.Module):
             return scores[batch.rows_P]
         if self.kind.unit == "token":
             return scores
-        return scores.squeeze(-1) if self.kind.unit == "sequence" else scores_of_items(scores, batch)
+        return scores.squeeze(-1) if self.kind.unit == "sequence" else losses.scores_of_items(scores, batch)
 
     def _outputs(self, batch: TaskBatch) -> Tensor:
         if batch.states_LTD is None:
@@ -97,11 +111,11 @@ class TaskObjective(nn.Module):
 
     def _plain(self, batch: TaskBatch, scales_1: Tensor) -> tuple[Tensor, Tensor]:
         outputs, distill = self._outputs(batch), self.distill
-        losses, hits = self._losses(outputs, batch)
+        each, hits = self._losses(outputs, batch)
         if batch.teacher is not None:
             soft = self._soft_losses(outputs, batch, distill.temperature)
-            losses = distill.soft_weight * soft + (1 - distill.soft_weight) * losses
-        loss = (losses * batch.weights).sum()
+            each = distill.soft_weight * soft + (1 - distill.soft_weight) * each
+        loss = (each * batch.weights).sum()
         hit = (hits.to(batch.weights.dtype) * batch.weights).sum()
         return loss * scales_1[0], torch.stack((loss, hit.to(loss.dtype))).detach()
 

@@ -320,7 +320,7 @@ def test_a_missing_head_is_named_with_those_that_are_there(folder, tmp_path):
         del bert.model.network.heads[head]
     bert.save(tmp_path)
     bare = bertsmith.load(tmp_path)
-    with pytest.raises(UserError, match=r"no mlm head, which it takes to fill masks; .*heads here: pooler"):
+    with pytest.raises(UserError, match="no mlm head, .* to fill masks; .*heads here: pooler"):
         bare.fill("a [MASK]")
     with pytest.raises(UserError, match="no nsp head"):
         bare.next_sentence("a", "b")
@@ -375,7 +375,7 @@ def test_an_untrained_pooler_answers_no_question(bert, tmp_path):
     save_file(kept, tmp_path / "model.safetensors")
     again = bertsmith.load(tmp_path)
     assert "pooler" not in again.heads
-    with pytest.raises(UserError, match="no pooler head, which it takes to say whether one sentence follows"):
+    with pytest.raises(UserError, match="no pooler head, .* to say whether one sentence follows"):
         again.next_sentence("a", "b")
 
 

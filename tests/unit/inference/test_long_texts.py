@@ -41,6 +41,8 @@ def test_windows_in_several_batches_give_what_they_give_in_one(windowed, monkeyp
 
 def test_a_long_text_takes_a_step_for_each_batch(windowed, monkeypatch):
     monkeypatch.setitem(BATCH_TOKENS, "cpu", 100)
-    predict = windowed.score_in_steps if "score" in windowed.abilities else windowed.classify_in_steps
+    scores = "score" in windowed.abilities
+    predictor = windowed.predictor("score" if scores else "classify")
+    predict = predictor.score_in_steps if scores else predictor.classify_in_steps
     remaining = list(predict([LONG]))
     assert len(remaining) > 4 and remaining == sorted(remaining, reverse=True) and remaining[-1] == 0

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertsmith
-from bertsmith.inference.predictor import words_of_texts
 from bertsmith.inference.text_reader import Reader
+from bertsmith.inference.text_words import words_of_texts
 from tests.tokenizer_makers import MAKERS
 from tests.untrained_heads import numbered_labels, strangers, untrained
 

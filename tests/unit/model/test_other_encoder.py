@@ -3,6 +3,7 @@
 What it has not is refused in one line, wherever a Transformer's parts are asked for.
 """
 
+import math
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -330,6 +331,16 @@ def test_a_mask_is_filled_by_what_both_sides_say_of_it(both_sides):
     found = both_sides.fill(text, top=3)[0]
     assert [each.token for each in found] == [tokenizer.token(word) for word in expected.indices.tolist()]
     assert [each.probability for each in found] == pytest.approx(expected.values.tolist(), rel=1e-4)
+
+
+def test_a_word_is_as_likely_as_both_sides_say_together_and_nothing_is_masked(both_sides):
+    words = ["the", "smith", "heats", "the", "iron"]
+    (found,) = both_sides.likelihood([" ".join(words)])
+    assert found.is_pseudo
+    for place, word in enumerate(words):
+        masked = " ".join([*words[:place], "[MASK]", *words[place + 1 :]])
+        guesses = {each.token: each.probability for each in both_sides.fill(masked, top=500)[0]}
+        assert found.words[place].log_probability == pytest.approx(math.log(guesses[word]), abs=1e-4)
 
 
 def test_several_masks_are_rejected_for_a_model_that_reads_them_as_words(both_sides):

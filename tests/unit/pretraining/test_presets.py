@@ -33,6 +33,7 @@ THEIR_CLASSES = {
     "ernie": ("ErnieConfig", "ErnieForPreTraining"),
     "electra": ("ElectraConfig", "ElectraForPreTraining"),
     "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM"),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
 }
 each_preset = pytest.mark.parametrize("name", preset_names())
 

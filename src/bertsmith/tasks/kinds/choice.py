@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
+from bertsmith.recipe.finetuning_schema import AnswersSection, TextSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import ChoiceExample
-from bertsmith.tasks.kinds.kind import Kind, LossFunction, SoftLossFunction, TaskHead
+from bertsmith.tasks.kinds.kind import Kind, TaskHead
 from bertsmith.tasks.metrics import OF_CLASSES, compute_metrics
 from bertsmith.tasks.predictions import (
     HardError,
@@ -29,6 +29,7 @@ class Choose(Kind[ChoiceExample]):
     """The kind that chooses one of several pairs of texts."""
 
     name = "choice"
+    losses = "choice"
     pipeline_tag = "multiple-choice"
     usage = 'bert.choose([("It is wet.", "It rained."), ("It is wet.", "It is hot.")]).index'
     head = TaskHead("choice", "sentence", size=1)
@@ -66,16 +67,6 @@ class Choose(Kind[ChoiceExample]):
         items_M1 = np.cumsum([0, *(len(each.options) for each in examples)])
         bare = EncodedSet.without_tokens(self.unit, targets_M)
         return replace(bare, items_M1=items_M1, starts_N1=np.zeros(int(items_M1[-1]) + 1, np.int64))
-
-    def loss_function(self, head: HeadSection) -> LossFunction:
-        from bertsmith.tasks.losses import choice_loss
-
-        return choice_loss
-
-    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        from bertsmith.tasks.soft_losses import soft_choice_loss
-
-        return soft_choice_loss
 
     def predict(
         self,

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
-from bertsmith.tasks.kinds.kind import LossFunction, SoftLossFunction
 from bertsmith.tasks.kinds.text_kind import TextKind, best_label_threshold
 from bertsmith.tasks.label_rules import LabelRule, word
 from bertsmith.tasks.metrics import OF_CLASSES, Metric
@@ -22,6 +20,7 @@ class Classify(TextKind):
     """The kind that chooses one of several classes."""
 
     name = "classify"
+    losses = "class"
     pipeline_tag = "text-classification"
     usage = "bert.classify([{text}])[0].label"
     metrics = OF_CLASSES
@@ -38,16 +37,6 @@ class Classify(TextKind):
 
     def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
         return label_ids((example.label for example in examples), labels)
-
-    def loss_function(self, head: HeadSection) -> LossFunction:
-        from bertsmith.tasks.losses import class_loss
-
-        return class_loss
-
-    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        from bertsmith.tasks.soft_losses import soft_class_loss
-
-        return soft_class_loss
 
     def predicted_targets(self, encoded: EncodedSet, predictions: Predictions) -> NDArray[Any]:
         if not predictions.thresholds:

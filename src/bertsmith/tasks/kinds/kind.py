@@ -1,14 +1,16 @@
-"""Base class of all kinds of tasks: encoding, loss functions, predictions and their evaluation.
+"""Base class of all kinds of tasks: encoding, predictions and their evaluation.
 
-A kind has no state. A new kind is a file in this folder and a line in `registry.KINDS`; no other code depends
-on which kind a task has. Shapes: M items, N sequences, P tagged words, T tokens, C classes.
+A kind has no state. A new kind is a file in this folder, a line in `registry.KINDS` and one in
+`objective.LOSSES`; no other code depends on which kind a task has.
+
+Shapes: M items, N sequences, P tagged words, T tokens, C classes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
+from typing import Any, ClassVar, Generic, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,15 +31,6 @@ from bertsmith.tasks.predictions import (
 )
 from bertsmith.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # `inspect` and `--help` import kinds without torch
-    from torch import Tensor
-
-    from bertsmith.tasks.batches import TaskBatch
-
-LossFunction = Callable[["Tensor", "TaskBatch"], tuple["Tensor", "Tensor"]]
-"""Maps a scorer's outputs to the loss of each target, and the fraction of it predicted right."""
-SoftLossFunction = Callable[["Tensor", "TaskBatch", float], "Tensor"]
-"""Maps a scorer's outputs to each target's distance from a teacher's scores, at a temperature."""
 Plot = Literal["confusion", "calibration"]
 LinearProblem = Literal["classes", "labels", "numbers"]
 """Regression that a kind's linear head solves: multinomial logistic, one logistic per label, or ridge."""
@@ -65,6 +58,8 @@ class Kind(ABC, Generic[ExampleT]):
     name: ClassVar[str]
     """Name in task.json, in JSON and on the command line."""
     head: ClassVar[TaskHead]
+    losses: ClassVar[str]
+    """Name of its losses in `objective.LOSSES`."""
     unit: ClassVar[ScoredUnit]
     """Unit that has one row of scores."""
     metrics: ClassVar[tuple[Metric, ...]]
@@ -129,13 +124,9 @@ class Kind(ABC, Generic[ExampleT]):
 
     # ---- from scores to predictions
 
-    @abstractmethod
-    def loss_function(self, head: HeadSection) -> LossFunction:
-        """Return the loss function of this kind."""
-
-    @abstractmethod
-    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        """Return the distillation loss function of this kind; a batch has the teacher's scores."""
+    def loss_name(self, head: HeadSection) -> str:
+        """Return the name of the losses in `objective.LOSSES`."""
+        return self.losses
 
     def activation(self, logits: Numbers) -> Numbers:
         """Map the head's raw scores to `Predictions.scores`, which have the same shape."""

@@ -6,10 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet
 from bertsmith.tasks.example_types import TextExample
-from bertsmith.tasks.kinds.kind import LossFunction, SoftLossFunction
 from bertsmith.tasks.kinds.text_kind import USUAL_THRESHOLD, TextKind, best_label_threshold
 from bertsmith.tasks.label_rules import LabelRule, several
 from bertsmith.tasks.metrics import ACCURACY, F1, MACRO_F1, MICRO_F1, Metric
@@ -28,6 +26,7 @@ class MultiLabel(TextKind):
     """The kind that chooses any number of classes, each independently."""
 
     name = "multilabel"
+    losses = "multilabel"
     pipeline_tag = "text-classification"
     usage = "bert.classify([{text}])[0].labels"
     metrics = (ACCURACY, MACRO_F1, MICRO_F1)
@@ -52,16 +51,6 @@ class MultiLabel(TextKind):
             if example.label is None:
                 targets_MC[row] = NO_LABEL
         return targets_MC
-
-    def loss_function(self, head: HeadSection) -> LossFunction:
-        from bertsmith.tasks.losses import multilabel_loss
-
-        return multilabel_loss
-
-    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        from bertsmith.tasks.soft_losses import soft_multilabel_loss
-
-        return soft_multilabel_loss
 
     def activation(self, logits: Numbers) -> Numbers:
         return sigmoid(logits)

@@ -7,10 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.finetuning_schema import HeadSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TextExample
-from bertsmith.tasks.kinds.kind import LossFunction, SoftLossFunction, TaskHead
+from bertsmith.tasks.kinds.kind import TaskHead
 from bertsmith.tasks.kinds.text_kind import TextKind
 from bertsmith.tasks.label_rules import LabelRule, number
 from bertsmith.tasks.metrics import OF_NUMBERS
@@ -22,6 +21,7 @@ class Regress(TextKind):
     """The kind that predicts a number."""
 
     name = "regress"
+    losses = "number"
     pipeline_tag = "text-classification"
     usage = "bert.score([{text}])[0]"
     head = TaskHead("classify", "sentence", size=1)
@@ -45,16 +45,6 @@ class Regress(TextKind):
                     what = f"{example.label!r} is no number"
                     raise UserError(what, where=example.where, remedy="write it as 2.5") from error
         return numbers
-
-    def loss_function(self, head: HeadSection) -> LossFunction:
-        from bertsmith.tasks.losses import number_loss
-
-        return number_loss
-
-    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        from bertsmith.tasks.soft_losses import soft_number_loss
-
-        return soft_number_loss
 
     def activation(self, logits: Numbers) -> Numbers:
         return logits.reshape(-1)

@@ -12,7 +12,7 @@ from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, Text
 from bertsmith.tasks.answers import answers_of, f1, squad_scores
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Question
-from bertsmith.tasks.kinds.kind import Kind, LossFunction, SoftLossFunction, TaskHead
+from bertsmith.tasks.kinds.kind import Kind, TaskHead
 from bertsmith.tasks.metrics import PERCENT, Metric
 from bertsmith.tasks.predictions import HardError, Numbers, PredictedSplit, Predictions
 from bertsmith.tasks.question_windows import encode_questions
@@ -35,6 +35,7 @@ class Span(Kind[Question]):
     """The kind that predicts an answer's first and last token, or "no answer"; each window is an item."""
 
     name = "span"
+    losses = "span"
     pipeline_tag = "question-answering"
     usage = 'bert.answer("Who was born in Warsaw?", "Marie Curie was born in Warsaw.").text'
     head = TaskHead("span", "tokens", size=2)
@@ -65,15 +66,8 @@ class Span(Kind[Question]):
     def usual_length(self, positions: int) -> int:
         return min(SQUAD_LENGTH, positions)
 
-    def loss_function(self, head: HeadSection) -> LossFunction:
-        from bertsmith.tasks.losses import passage_loss, span_loss
-
-        return passage_loss if head.span_over == "passage" else span_loss
-
-    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        from bertsmith.tasks.soft_losses import soft_passage_loss, soft_span_loss
-
-        return soft_passage_loss if head.span_over == "passage" else soft_span_loss
+    def loss_name(self, head: HeadSection) -> str:
+        return "passage" if head.span_over == "passage" else self.losses
 
     def predict(
         self, logits: Numbers, encoded: EncodedSet, examples: Sequence[Question], answers: AnswersSection

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from bertsmith.core.arrays import ranges
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import write_text
-from bertsmith.recipe.finetuning_schema import HeadSection, TextSection
+from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import TaggedExample
-from bertsmith.tasks.kinds.kind import Kind, LossFunction, SoftLossFunction, TaskHead
+from bertsmith.tasks.kinds.kind import Kind, TaskHead
 from bertsmith.tasks.metrics import ACCURACY, OF_CLASSES, Metric, compute_metrics
 from bertsmith.tasks.predictions import HardError, PredictedSplit, Predictions
 from bertsmith.tasks.simple_models import UNTAGGED, dictionary_tags
@@ -43,6 +43,7 @@ class Tag(Kind[TaggedExample]):
     """The kind that chooses a tag for each word."""
 
     name = "tag"
+    losses = "tag"
     pipeline_tag = "token-classification"
     usage = 'bert.tag(["Marie Curie was born in Warsaw."])[0]'
     head = TaskHead("tag", "tokens")
@@ -71,16 +72,6 @@ class Tag(Kind[TaggedExample]):
         names = [(index, word) for index, each in enumerate(examples) for word in range(len(each.words))]
         words_P2 = np.array(names, np.int64).reshape(-1, 2)
         return replace(EncodedSet.without_tokens(self.unit, label_ids(tags, labels)), words_P2=words_P2)
-
-    def loss_function(self, head: HeadSection) -> LossFunction:
-        from bertsmith.tasks.losses import tag_loss
-
-        return tag_loss
-
-    def soft_loss_function(self, head: HeadSection) -> SoftLossFunction:
-        from bertsmith.tasks.soft_losses import soft_tag_loss
-
-        return soft_tag_loss
 
     def own_metrics(self, metrics: tuple[str, ...], labels: tuple[str, ...]) -> tuple[str, ...]:
         spans = all(label == UNTAGGED or SPAN_TAG.match(label) for label in labels)

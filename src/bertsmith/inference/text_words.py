@@ -1,14 +1,26 @@
-"""Texts without some of their words: the remaining tokens, unchanged."""
+"""The words of a text as its tokenizer cuts them, and texts without some of them."""
 
+import unicodedata
 from bisect import bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bertsmith.inference.predictor import Word, words_of_texts
+import numpy as np
+
 from bertsmith.inference.text_reader import TokenizedText
+from bertsmith.tasks.question_windows import tokenized_passages
 from bertsmith.text.tokenizer import Encoded
 
 NO_WORD = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word as written, and its code points in the text."""
+
+    text: str
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +76,56 @@ def _of_part(encoded: Encoded, part: int) -> Encoded:
     """Return the tokens of one text of a pair, as of a single text."""
     of_part = encoded.rows([row for row, own in enumerate(encoded.sequence) if own == part])
     return replace(of_part, sequence=[0] * len(of_part))
+
+
+def words_of_texts(texts: Iterable[TokenizedText]) -> list[list[Word]]:
+    """Return the words of each text, without what the tokenizer drops (white space, control characters)."""
+    written, ids, offsets, words = [], [], [], []
+    for each in texts:
+        encoded = each.encoded
+        rows = [row for row, own in enumerate(encoded.sequence) if own == 0]
+        written.append(str(each.text))
+        ids.append(np.array([encoded.ids[row] for row in rows], np.int32))
+        offsets.append(np.array([encoded.offsets[row] for row in rows], np.int64).reshape(-1, 2))
+        words.append([encoded.words[row] for row in rows])
+    # It finds the characters of each piece, dropped accents included.
+    passages = tokenized_passages(written, ids, offsets)
+    found = []
+    for text, numbers, first in zip(written, words, passages.starts_D.tolist(), strict=True):
+        pieces = zip(numbers, passages.offsets_X2[first : first + len(numbers)].tolist(), strict=True)
+        found.append([Word(text[start:end], start, end) for start, end in _spans(text, pieces)])
+    return found
+
+
+def joined_words(words: Sequence[str]) -> list[Word]:
+    """Return words with the offsets that they have if joined by single spaces."""
+    found, start = [], 0
+    for word in words:
+        found.append(Word(word, start, start + len(word)))
+        start += len(word) + 1
+    return found
+
+
+def _spans(text: str, pieces: Iterable[tuple[int | None, list[int]]]) -> list[list[int]]:
+    spans: list[list[int]] = []
+    last: int | None = None
+    for word, (start, end) in pieces:
+        if start == end:  # a piece of white space
+            continue
+        if spans and (word == last or not _is_border(text, spans[-1][1], start)):
+            spans[-1][1] = max(spans[-1][1], end)
+        else:
+            spans.append([start, end])
+        last = word
+    return spans
+
+
+def _is_border(text: str, end: int, start: int) -> bool:
+    """Return True if a word may end here and another start: RoBERTa's rule would cut at every accent."""
+    if start != end:
+        return start > end  # one character that became several words belongs to the first
+    return not (_is_mark(text[start]) or (_is_mark(text[end - 1]) and text[start].isalnum()))
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")

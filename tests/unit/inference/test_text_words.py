@@ -2,8 +2,8 @@
 
 import pytest
 
-from bertsmith.inference.left_out_words import TextWords
 from bertsmith.inference.text_reader import TokenizedText
+from bertsmith.inference.text_words import TextWords
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import wordpiece_pieces
 
