@@ -314,6 +314,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
     if _classes_of(network) == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
     config_json = published_config(model)
+    _check_read_back(config_json, config)
     short = {name: tensor for name, tensor in tensors.items() if name not in _output_names(names)}
     if model.stored in SHORT_TYPES and all(_fits(tensor, model.stored) for tensor in short.values()):
         tensors |= {name: tensor.to(model.stored) for name, tensor in short.items()}
@@ -322,6 +323,17 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         write_json(fresh / "config.json", quantised_config(config_json, network))
         write_tensors(fresh, tensors, shard_bytes)
         model.sentence.write(fresh)
+
+
+def _check_read_back(config_json: Mapping[str, Any], config: EncoderConfig) -> None:
+    """Stop where the config.json to be written would be read as that of another model."""
+    read = read_config(ConfigReader(config_json, "config.json"))
+    for name, value in vars(config).items():
+        if name != "tied" and (found := vars(read).get(name)) != value:
+            what = (
+                f"config.json of a {config.model_type} model cannot say that {name} is {value}, not {found}"
+            )
+            raise UserError(what, remedy="train it as a model of another type")
 
 
 def _output_names(names: Names) -> set[str]:
