@@ -7,6 +7,7 @@ import torch
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 from bertsmith.model.network import Network, new_network
+from bertsmith.model.transformer_config import TransformerConfig
 
 SIZES = {
     "vocab_size": 99,
@@ -35,6 +36,7 @@ OWN = {
     },
     "modernbert": {"local_attention": 16, "pad_token_id": 0},
     "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 64, "n_positions": 514},
+    "elmo": {"cell_size": 40},
 }
 
 
@@ -59,3 +61,9 @@ def tiny_network(model_type: str = "bert", heads: dict[str, int] | None = None, 
     """A tiny network with published initial weights, not yet trained, in evaluation mode."""
     chosen = {"pooler": 0, "mlm": 0, "nsp": 2} if heads is None else heads
     return new_network(tiny_encoder_config(model_type), chosen, torch.Generator().manual_seed(seed)).eval()
+
+
+TRANSFORMERS = tuple(
+    name for name in ARCHITECTURES if isinstance(tiny_encoder_config(name), TransformerConfig)
+)
+"""The architectures with attention, layers that packing knows, and classes in transformers."""

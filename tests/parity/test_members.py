@@ -6,13 +6,13 @@ import pytest
 import torch
 import transformers
 
-from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.model_folder import read_model, write_model
 from bertsmith.packed import PackedBatch, pack, unpack
 from tests.oracles import CLASSES, saved_oracle
+from tests.tiny import TRANSFORMERS
 
 FP32 = 2e-5
-every_member = pytest.mark.parametrize("model_type", ARCHITECTURES)
+every_member = pytest.mark.parametrize("model_type", TRANSFORMERS)
 WITHOUT_SEGMENTS = ("roberta", "xlm-roberta", "camembert", "distilbert", "modernbert", "deberta-v2", "gpt2")
 LENGTHS = [5, 17, 512, 1, 5, 33]
 
@@ -250,4 +250,4 @@ def test_albert_shares_blocks_by_groups_as_in_transformers(layers, groups, inner
 
 
 def test_the_oracles_cover_the_whole_family():
-    assert set(CLASSES) == set(ARCHITECTURES)
+    assert set(CLASSES) == set(TRANSFORMERS)

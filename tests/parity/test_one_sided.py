@@ -10,7 +10,7 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.packed import pack, unpack
-from tests.tiny import tiny_encoder_config, tiny_network
+from tests.tiny import TRANSFORMERS, tiny_encoder_config, tiny_network
 
 TEXTS = [[5, 17, 8, 30, 41, 7], [9, 60, 11], [44]]
 ONE_SIDED = [

@@ -5,19 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from bertsmith.cli.model_options import (
-    BaseOption,
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    bars,
-    console,
-    highlighted,
-    naming_inputs,
-    open_model,
-    print_json,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bars, console, highlighted, print_json
 from bertsmith.cli.text_files import (
     STANDARD_INPUT,
     check_unpacked,
@@ -52,11 +42,11 @@ def answer(
         str | None, Option("--passage-text", metavar="TEXT", help="The passage itself, in place of a file.")
     ] = None,
     best: Annotated[int, Option(min=1, help="How many answers to print.")] = 3,
-    model: ModelOption = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
+    model: options.Model = None,
+    base: options.Base = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Answer a question from a passage, in the passage's own words.
 
@@ -112,7 +102,7 @@ def passage_of(file: Path | None, text: str | None) -> str:
         remedy = "say --passage FILE, --passage - for the standard input, or --passage-text TEXT"
         raise UserError("one passage is wanted", remedy=remedy)
     if file != STANDARD_INPUT:
-        return read_text(file.expanduser(), remedy="give a text file in UTF-8")
+        return read_text(file, remedy="give a text file in UTF-8")
     written, where = standard_input().read(), name_of(STANDARD_INPUT)
     check_unpacked(written, where=where)
     return text_of(written, where=where)

@@ -36,6 +36,7 @@ from bertsmith.cli.quantise import quantise
 from bertsmith.cli.recipe import recipe
 from bertsmith.cli.serve import serve
 from bertsmith.cli.share import share
+from bertsmith.cli.study import study
 from bertsmith.cli.tag import tag
 from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
@@ -79,6 +80,7 @@ app.add_typer(recipe, name="recipe")
 app.command("tasks", cls=Verb)(tasks)
 app.command("finetune", cls=Verb)(finetune)
 app.command("glue", cls=Verb)(glue)
+app.add_typer(study, name="study")
 app.command("merge", cls=Verb)(merge)
 app.command("prune", cls=Verb)(prune)
 app.command("trim", cls=Verb)(trim)

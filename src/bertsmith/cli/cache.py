@@ -6,13 +6,14 @@ from typing import Annotated, get_args
 
 from typer import Option, echo
 
+from bertsmith.cli import options
 from bertsmith.core.cache import LIMIT, Kind, cache_root, cached_files, remove, size_limit
 from bertsmith.core.wording import counted
 
 
 def cache(
     clear: Annotated[bool, Option("--clear", help="Remove all of it; later runs compute it again.")] = False,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show how much is kept between runs, and remove it.
 

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option, Typer, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.terminal import duration
 from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.core.errors import UserError
@@ -19,11 +20,10 @@ checkpoint = Typer(
 )
 
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith pretrain` run.")]
-AsJson = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
 
 
 @checkpoint.command("list", cls=Verb)
-def list_checkpoints(run: RunArgument, as_json: AsJson = False) -> None:
+def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
     """List the checkpoints that a run kept, with the last held-out loss before each.
 
     Example: bertsmith checkpoint list runs/base
@@ -32,8 +32,8 @@ def list_checkpoints(run: RunArgument, as_json: AsJson = False) -> None:
     from bertsmith.pretraining.checkpoint_export import kept_checkpoints
     from bertsmith.recipe.load import load_recipe
 
-    found = kept_checkpoints(run.expanduser())
-    declared = declaration(load_recipe(run.expanduser() / "recipe.toml"))
+    found = kept_checkpoints(run)
+    declared = declaration(load_recipe(run / "recipe.toml"))
     watched = declared.own[declared.watched]
     for kept in found:
         if as_json:
@@ -54,7 +54,7 @@ def export(
     store: Annotated[
         Path | None, Option(help="The store of a run that is not finished yet; else it is not needed.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write checkpoints of a pre-training run as model folders, which open everywhere.
 
@@ -72,11 +72,10 @@ def export(
 
     if everything and step is not None:
         raise UserError("one step or all of them", where="--step and --all", remedy="give one of the two")
-    run, out = run.expanduser(), out.expanduser()
     steps = [kept.step for kept in kept_checkpoints(run)]
     chosen = steps if everything else [steps[-1] if step is None else step]
     targets = {each: step_folder(out, each) if everything else out for each in chosen}
-    export_checkpoints(run, targets, store=None if store is None else store.expanduser())
+    export_checkpoints(run, targets, store=store)
     if as_json:
         echo(json.dumps([{"step": each, "out": str(target)} for each, target in targets.items()]))
         return

@@ -8,28 +8,10 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.model_options import (
-    BaseOption,
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    TruncateOption,
-    bars,
-    console,
-    naming_inputs,
-    open_model,
-    print_json,
-)
-from bertsmith.cli.text_files import (
-    PATIENCE_SECONDS,
-    STANDARD_INPUT,
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    TextSource,
-    pieces_of,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bars, console, print_json
+from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, pieces_of
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.inference.outputs import choice_to_json
@@ -71,15 +53,15 @@ def choose(
             help="Of a table: the columns of options, or one of JSON lists.",
         ),
     ] = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    model: ModelOption = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    model: options.Model = None,
+    base: options.Base = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Choose among several texts the one that fits a context best.
 
@@ -101,7 +83,7 @@ def choose(
         raise UserError("it is not clear what to choose among", remedy=remedy)
     if source is not None:
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-        questions = questions_of(TextSource(source.expanduser(), column, form=form), option_columns)
+        questions = questions_of(TextSource(source, column, form=form), option_columns)
     else:
         question = ChoiceQuestion(context or "", tuple(options or ()), "the question")
         questions = iter([_checked(question, remedy="give the context, then its options")])

@@ -1,42 +1,16 @@
 """`bertsmith classify`: predict the class of a text or a pair, or a number for it."""
 
 import re
-import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.model_options import (
-    BaseOption,
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    TruncateOption,
-    bars,
-    console,
-    naming_inputs,
-    open_model,
-    print_json,
-)
-from bertsmith.cli.text_files import (
-    PATIENCE_SECONDS,
-    STANDARD_INPUT,
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    SkipBadOption,
-    Text2ColumnOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-    reading_bar,
-    report_skipped,
-    without_unreadable,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bars, console, print_json
+from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import classification_to_json
 from bertsmith.tasks.table_format import TableFormat
@@ -58,18 +32,18 @@ def classify(
             help="Instead, one text a line (a tab in a pair) or a table; - is stdin.",
         ),
     ] = None,
-    column: TextColumnOption = "",
-    column2: Text2ColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    model: ModelOption = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    column: options.TextColumn = "",
+    column2: options.Text2Column = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    model: options.Model = None,
+    base: options.Base = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Classify a text or a pair, or thousands of them from a file.
 
@@ -95,7 +69,7 @@ def classify(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None
     if source is not None:
-        texts = TextSource(source.expanduser(), column, column2, form, skip_bad)
+        texts = TextSource(source, column, column2, form, skip_bad)
         texts.check()  # before the model is opened
     bert = open_model(model, "classify", "score", device=device, precision=precision, base=base)
     if texts is not None:
@@ -130,23 +104,21 @@ def show(found: "Classification | float", *, as_json: bool) -> None:
 
 def classify_file(bert: "Bert", source: TextSource, *, truncate: bool, as_json: bool) -> None:
     """Print the prediction for each text of a file, piece by piece."""
-    bad: list[UserError] = []
-    # A bar would disturb output lines on a terminal.
-    with nullcontext(lambda _size: None) if sys.stdout.isatty() else reading_bar(source) as advance:
-        for piece in pieces_of(source, text_or_pair, patience=PATIENCE_SECONDS):
-            if source.skip_bad:  # a fine-tuned model has its own rule for long texts
-                piece = without_unreadable(bert, piece, truncate=truncate or bert.finetuned is not None)
-                bad += piece.bad
-            with naming_inputs(piece.wheres.__getitem__):
-                several = predictions(bert, piece.texts, truncate=truncate)
-            for number, text, found in zip(piece.numbers, piece.texts, several, strict=True):
-                if as_json:
-                    which = "row" if source.is_table else "line"
-                    print_json({which: number, **classification_to_json(found)})
-                else:
-                    echo(f"{as_columns(found)}\t{as_cells(text)}")
-            advance(piece.size)
-    report_skipped(bad)
+    pieces = computed_pieces(
+        bert,
+        source,
+        lambda piece: predictions(bert, piece.texts, truncate=truncate),
+        read_line=text_or_pair,
+        truncate=truncate or bert.finetuned is not None,  # a fine-tuned model has its own rule for long texts
+        patience=PATIENCE_SECONDS,
+    )
+    which = "row" if source.is_table else "line"
+    for piece, predicted in pieces:
+        for number, text, found in zip(piece.numbers, piece.texts, predicted, strict=True):
+            if as_json:
+                print_json({which: number, **classification_to_json(found)})
+            else:
+                echo(f"{as_columns(found)}\t{as_cells(text)}")
 
 
 def text_or_pair(line: str) -> "TextOrPair":

@@ -4,20 +4,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument
 
-from bertsmith.cli.model_options import (
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PoolingOption,
-    PrecisionOption,
-    PromptOption,
-    TruncateOption,
-    bar,
-    console,
-    naming_inputs,
-    open_model,
-    print_json,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bar, console, print_json
 from bertsmith.cli.text_files import STANDARD_INPUT, lines_of
 from bertsmith.core.errors import UserError
 
@@ -32,13 +21,13 @@ def compare(
     texts: Annotated[
         list[str], Argument(metavar="A B [C...]", help="Two texts or more; - reads one a line from stdin.")
     ],
-    pooling: PoolingOption = None,
-    prompt: PromptOption = None,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    pooling: options.Pooling = None,
+    prompt: options.Prompt = None,
+    model: options.Model = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare texts by the cosine of their vectors.
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
+from bertsmith.cli.presenting import print_facts
 from bertsmith.cli.terminal import reporting_stops
 from bertsmith.inference.embedded_models import embedded_models
 
@@ -68,7 +70,7 @@ def corpus(
         list[Path] | None,
         Option(help="Phrases or entities to mark, one a line, perhaps a tab and phrase|entity. Repeatable."),
     ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Turn text into a token store.
 
@@ -94,50 +96,45 @@ def corpus(
         language=language,
         cleaning=Cleaning(repair_mojibake, min_characters, drop_junk),
         duplicates=duplicates,
-        exclude=tuple(path.expanduser() for path in exclude or ()),
-        lexicons=tuple(path.expanduser() for path in lexicon or ()),
-        add_words=tuple(path.expanduser() for path in add_words or ()),
+        exclude=tuple(exclude or ()),
+        lexicons=tuple(lexicon or ()),
+        add_words=tuple(add_words or ()),
     )
     if sentences == "split" and not has_rules(check_language(language)):
         echo(f"bertsmith: {language} has no rules for sentences of its own; {OTHER_RULES}", err=True)
     with reporting_stops():
         report = build_store(
             sources,
-            out.expanduser(),
-            vocabulary=embedded_models().get(str(vocab), vocab.expanduser()),
+            out,
+            vocabulary=embedded_models().get(str(vocab), vocab),
             settings=settings,
             workers=Workers(workers, engine),
         )
-    show = show_json if as_json else show_table
-    show(report)
+    if as_json:
+        echo(json.dumps(asdict(report) | {"out": str(report.out)}))
+    else:
+        show(report)
 
 
-def show_json(report: "CorpusReport") -> None:
-    """Print the report as one JSON object."""
-    echo(json.dumps(asdict(report) | {"out": str(report.out)}))
-
-
-def show_table(report: "CorpusReport") -> None:
+def show(report: "CorpusReport") -> None:
     """Print the report as a few lines for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
     speed = f"{report.megabytes_per_second:,.1f} MB of text a second"
-    table.add_row("wrote", f"{report.out} in {report.seconds:,.1f} s, {speed}")
-    table.add_row("documents", f"{report.documents:,}")
-    table.add_row("sentences", f"{report.sentences:,}")
-    table.add_row("tokens", f"{report.tokens:,}, {report.tokens_per_word:.3f} a word")
+    facts = [
+        ("wrote", f"{report.out} in {report.seconds:,.1f} s, {speed}"),
+        ("documents", f"{report.documents:,}"),
+        ("sentences", f"{report.sentences:,}"),
+        ("tokens", f"{report.tokens:,}, {report.tokens_per_word:.3f} a word"),
+    ]
     if report.unknown_rate is not None:
-        table.add_row("unknown", f"{report.unknown_rate:.4%} of the tokens")
+        facts += [("unknown", f"{report.unknown_rate:.4%} of the tokens")]
     if report.added_words:
-        table.add_row("added", f"{report.added_words:,} words to the vocabulary")
+        facts += [("added", f"{report.added_words:,} words to the vocabulary")]
     if report.marked:
         phrases, entities = (report.marked[kind] for kind in ("phrase", "entity"))
-        table.add_row("marked", f"{phrases:,} phrases, {entities:,} entities")
+        facts += [("marked", f"{phrases:,} phrases, {entities:,} entities")]
     for reason, count in report.dropped.items():
-        table.add_row("dropped", f"{count:,} {reason}")
+        facts += [("dropped", f"{count:,} {reason}")]
     for name, texts in report.task_files.items():
         searched = f"{texts['texts']:,} texts of {name}, {texts['too_short']:,} more are too short to tell"
-        table.add_row("searched for", searched)
-    Console(highlight=False, markup=False, emoji=False).print(table)
+        facts += [("searched for", searched)]
+    print_facts(facts)

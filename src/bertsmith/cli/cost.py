@@ -5,7 +5,8 @@ from typing import Annotated
 
 from typer import Option, echo
 
-from bertsmith.cli.model_options import JsonOption, print_json
+from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 
 
 def cost(
@@ -17,7 +18,7 @@ def cost(
     data: Annotated[Path, Option(help="The task's folder, or a labelled file.")],
     out: Annotated[Path, Option(metavar="FOLDER", help="Folder to write; what is measured there stays.")],
     seconds: Annotated[float, Option(min=0.0, help="For each timing, at least.")] = 3.0,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare the cost and the quality of models.
 
@@ -36,8 +37,8 @@ def cost(
     from bertsmith.studies.cost_table import CostTableRequest, cost_table
     from bertsmith.tasks.catalogue import task_named
 
-    folders = tuple(each.expanduser() for each in dict.fromkeys(models))
-    request = CostTableRequest(task_named(task), folders, data.expanduser(), out.expanduser(), seconds)
+    folders = tuple(dict.fromkeys(models))
+    request = CostTableRequest(task_named(task), folders, data, out, seconds)
     report = cost_table(request, lambda text: echo(text, err=True))
     if as_json:
         print_json(plain(report.values))

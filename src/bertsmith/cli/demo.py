@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Exit, Option, echo, style
 
-from bertsmith.cli.model_options import console
+from bertsmith.cli.presenting import console
 from bertsmith.cli.village import write_village
 from bertsmith.core.files import check_not_taken, read_json
 from bertsmith.inference.embedded_models import embedded_models_for
@@ -43,8 +43,8 @@ def demo(
     Example: bertsmith demo --steps 2000 --out village/
     """
     if out is not None:
-        check_not_taken(out.expanduser())
-    folder = Path(tempfile.mkdtemp(prefix="bertsmith-demo-")) if out is None else out.expanduser()
+        check_not_taken(out)
+    folder = Path(tempfile.mkdtemp(prefix="bertsmith-demo-")) if out is None else out
     ask_embedded_models()
     _heading("From a text to a BERT")
     write_village(folder)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
+from bertsmith.cli import options
 from bertsmith.cli.finetune import OWN, run_one
 from bertsmith.cli.pretrain import chosen_recipe, run, run_options, spelled
 from bertsmith.core.errors import UserError
@@ -48,10 +49,8 @@ def distill(
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
     device: Annotated[str, Option(help="auto, cpu or cuda (run.device).")] = "",
     precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = "",
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON lines, for machines.")] = False,
+    settings: options.Settings = None,
+    as_json: options.JsonLines = False,
 ) -> None:
     """Train a small model to imitate a large one.
 

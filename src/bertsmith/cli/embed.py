@@ -1,45 +1,19 @@
 """`bertsmith embed`: compute a vector for each text of a file."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option, echo
 
-from bertsmith.cli.model_options import (
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PoolingOption,
-    PrecisionOption,
-    PromptOption,
-    TruncateOption,
-    naming_inputs,
-    open_model,
-    print_json,
-    without_garbage_collection,
-)
-from bertsmith.cli.text_files import (
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    Piece,
-    SkipBadOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-    reading_bar,
-    report_skipped,
-    without_unreadable,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import open_model, without_garbage_collection
+from bertsmith.cli.presenting import print_json
+from bertsmith.cli.text_files import TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from bertsmith.inference.text_reader import TextOrPair
+    pass
 
 
 def embed(
@@ -49,12 +23,12 @@ def embed(
     source: Annotated[
         Path, Option("--input", metavar="FILE", help="One text a line, or a table; - reads stdin.")
     ],
-    column: TextColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    pooling: PoolingOption = None,
+    column: options.TextColumn = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    pooling: options.Pooling = None,
     normalize: Annotated[
         bool | None,
         Option(
@@ -62,12 +36,12 @@ def embed(
             help="Vectors of length 1; without it, what the folder says, else of length 1.",
         ),
     ] = None,
-    prompt: PromptOption = None,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    prompt: options.Prompt = None,
+    model: options.Model = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Turn each text of a file into a vector.
 
@@ -87,42 +61,27 @@ def embed(
     with without_garbage_collection():
         from bertsmith.inference.vectors import check_vector_file, write_vectors
 
-    path, out = source.expanduser(), out.expanduser()
-    if path.is_file() and out.exists() and path.samefile(out):
+    if source.is_file() and out.exists() and source.samefile(out):
         raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
     check_vector_file(out)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(path, column, form=form, skip_bad=skip_bad)
+    texts = TextSource(source, column, form=form, skip_bad=skip_bad)
     texts.check()
     bert = open_model(model, "embed", device=device, precision=precision)
     width = bert.model.network.config.width
     bad: list[UserError] = []
-    embedded = partial(bert.embed, pooling=pooling, normalize=normalize, prompt=prompt, truncate=truncate)
-
-    def readable(piece: Piece) -> Piece:
-        return without_unreadable(bert, piece, truncate=truncate) if skip_bad else piece
-
-    pieces = map(readable, pieces_of(texts))
-    rows = write_vectors(out, vectors_of(embedded, texts, pieces, bad), width=width)
-    report_skipped(bad)
+    pieces = computed_pieces(
+        bert,
+        texts,
+        lambda piece: bert.embed(
+            piece.texts, pooling=pooling, normalize=normalize, prompt=prompt, truncate=truncate
+        ),
+        truncate=truncate,
+        bad=bad,
+    )
+    rows = write_vectors(out, ((piece.numbers, vectors) for piece, vectors in pieces), width=width)
     if as_json:
         skipped = {"skipped": len(bad)} if skip_bad else {}
         print_json({"texts": rows, "width": width, "out": str(out), **skipped})
     else:
         echo(f"{rows:,} {'vector' if rows == 1 else 'vectors'} of width {width} -> {out}")
-
-
-def vectors_of(
-    embedded: "Callable[[list[TextOrPair]], Tensor]",
-    source: TextSource,
-    pieces: Iterable[Piece],
-    bad: list[UserError],
-) -> "Iterator[tuple[Sequence[int], Tensor]]":
-    """Yield the numbers and vectors of a file's texts; append skipped ones to `bad`."""
-    with reading_bar(source) as advance:
-        for piece in pieces:
-            bad += piece.bad
-            with naming_inputs(piece.wheres.__getitem__):
-                vectors = embedded(piece.texts)
-            yield piece.numbers, vectors
-            advance(piece.size)

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
+from bertsmith.cli.presenting import print_facts
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -68,10 +71,8 @@ def examples(
     step: Annotated[int, Option(min=0, help="The step they belong to, counted in the stage.")] = 0,
     stage: Annotated[int, Option(min=0, help="The stage of the recipe, counted from 0.")] = 0,
     over: Annotated[int, Option(min=1, help="How many examples of the first epoch to count over.")] = 10_000,
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    overrides: options.Settings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show what the model is trained on.
 
@@ -83,7 +84,7 @@ def examples(
     """
     from bertsmith.recipe.load import load_recipe  # heavy parts load here, not for --help
 
-    request = ExamplesRequest(store.expanduser(), stage, step, show, over)
+    request = ExamplesRequest(store, stage, step, show, over)
     report = build_report(load_recipe(recipe, overrides or []), request)
     if as_json:
         echo(to_json(report))
@@ -249,12 +250,7 @@ def _print_strip(console: "Console", strip: list["Text"]) -> None:
 
 def print_statistics(console: "Console", report: ExamplesReport) -> None:
     """Print the fractions of the random choices, the recipe's values, and a histogram of lengths."""
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    for label, text in _statistics_lines(report):
-        table.add_row(label, text)
-    console.print(table)
+    print_facts(_statistics_lines(report))
     console.print("\nLengths in tokens")
     lengths = report.statistics.lengths.tolist()
     step = -(-max(lengths) // BARS)

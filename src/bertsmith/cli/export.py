@@ -6,7 +6,8 @@ from typing import Annotated
 
 from typer import Option, echo
 
-from bertsmith.cli.model_options import BaseOption, JsonOption, print_json
+from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 
 
@@ -22,8 +23,8 @@ def export(
     precision: Annotated[
         str | None, Option(help="fp32, fp16, or int8 (of a folder of bertsmith quantise, without saying so).")
     ] = None,
-    base: BaseOption = None,
-    as_json: JsonOption = False,
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Export a model to ONNX, with its heads, for onnxruntime, OpenVINO and optimum; or for transformers.
 
@@ -58,7 +59,7 @@ def export(
     assert onnx is not None, "one of the two was given"
     from bertsmith.interchange.onnx_export import export_onnx  # torch loads here, not for --help
 
-    made = export_onnx(model.expanduser(), onnx.expanduser(), precision=precision, base=base)
+    made = export_onnx(model, onnx, precision=precision, base=base)
     if as_json:
         print_json({**asdict(made), "file": str(made.file)})
         return
@@ -72,7 +73,7 @@ def export(
 def _export_transformers(model: Path, out: Path, base: Path | None, *, as_json: bool) -> None:
     from bertsmith.shrink.transformers_export import export_transformers
 
-    notes = export_transformers(model.expanduser(), out.expanduser(), base=base)
+    notes = export_transformers(model, out, base=base)
     if as_json:
         print_json({"out": str(out), "notes": notes})
         return

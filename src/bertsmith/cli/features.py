@@ -1,35 +1,15 @@
 """`bertsmith features` and `features-table`: vectors of tokens from frozen layers, and their evaluation."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Exit, Option, echo
+from typer import Argument, Option, echo
 
-from bertsmith.cli.model_options import (
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    TruncateOption,
-    naming_inputs,
-    open_model,
-    print_json,
-    without_garbage_collection,
-)
-from bertsmith.cli.terminal import STOPPED, progress_display
-from bertsmith.cli.text_files import (
-    STANDARD_INPUT,
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    SkipBadOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-    reading_bar,
-    report_skipped,
-    without_unreadable,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import open_model, without_garbage_collection
+from bertsmith.cli.presenting import print_json
+from bertsmith.cli.text_files import STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import sha256_of
 from bertsmith.recipe.finetuning_schema import LayerChoice
@@ -47,16 +27,16 @@ def features(
     combine: Annotated[
         str, Option(help="concat: layers side by side; mean; separate: [tokens, layers, width].")
     ] = "concat",
-    column: TextColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "fp32",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    column: options.TextColumn = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    model: options.Model = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "fp32",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write a vector for each token of each text: features for a model of your own.
 
@@ -78,25 +58,21 @@ def features(
             writing_features,
         )
 
-    path, out = source.expanduser(), out.expanduser()
     spec = FeatureSpec(layers, combine)  # type: ignore[arg-type]  # it rejects any other
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(path, column, form=form, skip_bad=skip_bad)
+    texts = TextSource(source, column, form=form, skip_bad=skip_bad)
     texts.check()
     bert = open_model(model, "embed", device=device, precision=precision)
-    readable_twice = path != STANDARD_INPUT and path.is_file()
-    name = f"{sha256_of(path)} {column} {skip_bad}" if readable_twice else ""
+    readable_twice = source != STANDARD_INPUT and source.is_file()
+    name = f"{sha256_of(source)} {column} {skip_bad}" if readable_twice else ""
     bad: list[UserError] = []
     request = FeatureRequest(spec, out, name, truncate)
-    with writing_features(bert, request) as writer, reading_bar(texts) as advance:
-        for read in pieces_of(texts):
-            piece = without_unreadable(bert, read, truncate=truncate) if skip_bad else read
-            bad += piece.bad
-            with naming_inputs(piece.wheres.__getitem__):
-                writer.append(piece.texts, piece.numbers)
-            advance(piece.size)
+    with writing_features(bert, request) as writer:
+        for _ in computed_pieces(
+            bert, texts, lambda piece: writer.append(piece.texts, piece.numbers), truncate=truncate, bad=bad
+        ):
+            pass  # the vectors are written piece by piece
     written = open_features(out)
-    report_skipped(bad)
     facts = {"texts": len(written), "tokens": len(written.tokens), "shape": written.facts["shape"]}
     if as_json:
         print_json({**facts, "out": str(out), **({"skipped": len(bad)} if skip_bad else {})})
@@ -114,11 +90,9 @@ def features_table(
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate of fine-tuning (optim.peak_lr).")] = None,
     features_lr: Annotated[float | None, Option(help="That of the feature-based rows; else 1e-3.")] = None,
-    skip_bad: SkipBadOption = False,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting for all rows, repeatable.")
-    ] = None,
-    as_json: JsonOption = False,
+    skip_bad: options.SkipBad = False,
+    settings: options.Settings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Fill the feature-based table of the BERT paper: six ways to read frozen layers, and fine-tuning.
 
@@ -132,11 +106,10 @@ def features_table(
 
     Example: bertsmith features-table wnut17 --data wnut17/ --out runs/small --seeds 1 --set features.width=64
     """
-    from bertsmith.cli.finetune import live_line, show_stop
+    from bertsmith.cli.finetune import stoppable
     from bertsmith.inference.embedded_models import default_model
     from bertsmith.studies.features_table import FeaturesTableRequest, plain_table, table_text
     from bertsmith.studies.features_table import features_table as study
-    from bertsmith.studies.sweep import Stopped
     from bertsmith.tasks.catalogue import task_named
 
     own = [line for line in settings or [] if line.startswith("features.")]
@@ -145,21 +118,16 @@ def features_table(
     rates = [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
     request = FeaturesTableRequest(
         task_named(task),
-        default_model() if model is None else model.expanduser(),
-        data.expanduser(),
-        out.expanduser(),
+        model or default_model(),
+        data,
+        out,
         seeds=seeds,
         settings=tuple(shared),
         tuning_settings=() if lr is None else (f"optim.peak_lr={lr}",),
         features_settings=(*own, *rates),
         skip_bad=skip_bad,
     )
-    try:
-        with progress_display(live_line, as_json=as_json) as callback:
-            rows = study(request, callback)
-    except Stopped as stopped:
-        show_stop(stopped, as_json=as_json)
-        raise Exit(STOPPED) from None
+    rows = stoppable(partial(study, request), as_json=as_json)
     if as_json:
         print_json(plain_table(rows))
     else:

@@ -8,19 +8,9 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option
 
-from bertsmith.cli.model_options import (
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    TruncateOption,
-    bars,
-    console,
-    highlighted,
-    naming_inputs,
-    open_model,
-    print_json,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bars, console, highlighted, print_json
 from bertsmith.cli.text_files import STANDARD_INPUT, pieces_of, texts_of
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import masks_to_json
@@ -60,11 +50,11 @@ def fill(
         int,
         Option(min=0, metavar="N", help="Instead, add N tokens at the end, and the rest of the last word."),
     ] = 0,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    model: options.Model = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Fill in the masks of a text.
 
@@ -162,11 +152,11 @@ def next_sentence(
         Argument(metavar="A", help="A sentence, or several; - reads pairs from stdin, with a tab each."),
     ],
     second: Annotated[str | None, Argument(metavar="B", help="What may follow it.")] = None,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    model: options.Model = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Predict whether B follows A.
 

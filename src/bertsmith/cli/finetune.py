@@ -1,15 +1,16 @@
 """`bertsmith finetune`: train a model for a task from an encoder and labelled data."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from typer import Argument, Exit, Option, echo
 
-from bertsmith.cli.terminal import STOPPED, duration, progress_display
-from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption
+from bertsmith.cli import options
+from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.recipe.toml_text import value_text
@@ -18,9 +19,12 @@ from bertsmith.tasks.table_format import TableFormat
 if TYPE_CHECKING:
     from bertsmith.finetuning.assignment import Assignment
     from bertsmith.finetuning.finetune import FinetuningResult
-    from bertsmith.studies.sweep import Stopped, Trial
+    from bertsmith.studies.sweep import Trial
     from bertsmith.tasks.metrics import ClassScores, Metric
     from bertsmith.tasks.task import Task
+    from bertsmith.training.callbacks import ProgressCallback
+
+Result = TypeVar("Result")
 
 
 OWN = "custom"
@@ -50,9 +54,9 @@ def finetune(
     folds: Annotated[
         int | None, Option(min=2, help="custom: so many runs, each developed on another fold of the data.")
     ] = None,
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
     epochs: Annotated[
         float | None, Option(help="Passes through the data (run.epochs); more lengthen a finished run.")
     ] = None,
@@ -85,10 +89,8 @@ def finetune(
         bool, Option("--quick", help="Solve a linear head on the frozen encoder, in seconds; tune nothing.")
     ] = False,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON lines, for machines.")] = False,
+    settings: options.Settings = None,
+    as_json: options.JsonLines = False,
 ) -> None:
     """Fine-tune a model for a task, with the task's published settings.
 
@@ -132,13 +134,10 @@ def finetune(
     options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
     own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
-    chosen = own_task(own, data.expanduser()) if task == OWN else published_task(task, own)
-    start = default_model() if model is None else model.expanduser()
-    given_data = data.expanduser()
-    recipe, reason = suited_recipe(
-        chosen, given_data, start, settings or [], options=options, skip_bad=skip_bad
-    )
-    assignment = Assignment(chosen, recipe, start, given_data, out.expanduser(), skip_bad, reason)
+    chosen = own_task(own, data) if task == OWN else published_task(task, own)
+    start = model or default_model()
+    recipe, reason = suited_recipe(chosen, data, start, settings or [], options=options, skip_bad=skip_bad)
+    assignment = Assignment(chosen, recipe, start, data, out, skip_bad, reason)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
     study.check([*(line for _, line in options), *(settings or [])])
     if quick:
@@ -384,22 +383,26 @@ def run_one(assignment: "Assignment", *, as_json: bool) -> None:
 
 
 def _run_many(trials: "list[Trial]", *, as_json: bool) -> None:
-    from bertsmith.studies.sweep import Stopped, run_trials
+    from bertsmith.studies.sweep import run_trials
 
-    try:
-        with progress_display(live_line, as_json=as_json) as callback:
-            results = run_trials(trials, callback)
-    except Stopped as stopped:
-        show_stop(stopped, as_json=as_json)
-        raise Exit(STOPPED) from None
+    results = stoppable(partial(run_trials, trials), as_json=as_json)
     named = {trial.name: result for trial, result in zip(trials, results, strict=True)}
     show_many(named, as_json=as_json)
 
 
-def show_stop(stopped: "Stopped", *, as_json: bool) -> None:
-    """Print the run in which a study was stopped."""
-    line = f"stopped in {stopped}; give the same command again to resume"
-    echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else line)
+def stoppable(
+    study: "Callable[[ProgressCallback], Result]", line: Line = live_line, *, as_json: bool
+) -> "Result":
+    """Return the result of a study with its progress shown; if it is stopped, print in which run and exit."""
+    from bertsmith.studies.sweep import Stopped
+
+    try:
+        with progress_display(line, as_json=as_json) as callback:
+            return study(callback)
+    except Stopped as stopped:
+        text = f"stopped in {stopped}; give the same command again to resume"
+        echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else text)
+        raise Exit(STOPPED) from None
 
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:

@@ -1,13 +1,14 @@
 """`bertsmith glue`: fine-tune on every GLUE task, and print one table."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from typer import Exit, Option, echo
+from typer import Option, echo
 
-from bertsmith.cli.finetune import live_line, show_stop
-from bertsmith.cli.terminal import STOPPED, progress_display
+from bertsmith.cli import options
+from bertsmith.cli.finetune import stoppable
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
@@ -27,10 +28,8 @@ def glue(
     ] = 0,
     seeds: Annotated[int, Option(min=1, help="Runs for each task, from run.seed (0) on.")] = 1,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting for all tasks, repeatable.")
-    ] = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    settings: options.Settings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Fine-tune on every GLUE task found and print one table, with the averages that papers report.
 
@@ -45,9 +44,8 @@ def glue(
     from bertsmith.inference.embedded_models import default_model  # torch loads here, not for --help
     from bertsmith.studies.glue_table import GlueRequest, plain_table, table_text
     from bertsmith.studies.glue_table import glue as study
-    from bertsmith.studies.sweep import Stopped
 
-    start = default_model() if model is None else model.expanduser()
+    start = model or default_model()
     flags = {"--seeds": seeds > 1, "--lr-grid": lr_grid, "--search": bool(search)}
     several = [flag for flag, is_given in flags.items() if is_given]
     if len(several) > 1:
@@ -59,8 +57,8 @@ def glue(
     given = (("--epochs", "run.epochs", epochs), ("--lr", "optim.peak_lr", lr))
     request = GlueRequest(
         start,
-        data.expanduser(),
-        out.expanduser(),
+        data,
+        out,
         seeds=seeds,
         settings=tuple(settings or ()),
         options=tuple(
@@ -71,10 +69,5 @@ def glue(
         search=search,
         lr_grid=lr_grid,
     )
-    try:
-        with progress_display(live_line, as_json=as_json) as callback:
-            table = study(request, callback)
-    except Stopped as stopped:
-        show_stop(stopped, as_json=as_json)
-        raise Exit(STOPPED) from None
+    table = stoppable(partial(study, request), as_json=as_json)
     echo(json.dumps(plain_table(table)) if as_json else table_text(table))

@@ -1,10 +1,14 @@
 """`bertsmith import-tf`: turn a published TensorFlow 1 checkpoint into a model folder."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
+
+from bertsmith.cli import options
+from bertsmith.cli.presenting import print_facts
 
 if TYPE_CHECKING:
     from bertsmith.interchange.tensorflow import ImportReport
@@ -19,7 +23,7 @@ def import_tf(
         Literal["published", "erf", "tanh"],
         Option(help="Form of GELU; 'published' is the one the checkpoint was released with."),
     ] = "published",
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Import a TensorFlow 1 checkpoint.
 
@@ -33,37 +37,21 @@ def import_tf(
     """
     from bertsmith.interchange.tensorflow import import_checkpoint  # torch loads here, not for --help
 
-    report = import_checkpoint(source.expanduser(), out.expanduser(), gelu=gelu)
-    if not as_json:
+    report = import_checkpoint(source, out, gelu=gelu)
+    if as_json:
+        echo(json.dumps(asdict(report) | {"out": str(report.out)}))
+    else:
         show(report)
-        return
-    summary = {
-        "out": str(report.out),
-        "architecture": report.architecture,
-        "parameters": report.parameters,
-        "with_tokenizer": report.with_tokenizer,
-        "skipped": list(report.skipped),
-        "unknown": list(report.unknown),
-    }
-    echo(json.dumps(summary))
 
 
 def show(report: "ImportReport") -> None:
     """Print the report as a few lines for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2))
-    table.add_row("wrote", str(report.out))
-    table.add_row("model", f"{report.architecture}, {report.parameters:,} parameters")
+    facts = [("wrote", str(report.out))]
+    facts += [("model", f"{report.architecture}, {report.parameters:,} parameters")]
     if not report.with_tokenizer:
-        table.add_row(
-            "tokenizer",
-            "no vocab.txt or 30k-clean.model came along: put the model's tokenizer.json beside it",
-        )
+        why = "no vocab.txt or 30k-clean.model came along: put the model's tokenizer.json beside it"
+        facts += [("tokenizer", why)]
     for label, names in (("skipped", report.skipped), ("unknown", report.unknown)):
         if names:
-            table.add_row(
-                label, f"{len(names)}: " + ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-            )
-    Console(highlight=False, markup=False, emoji=False).print(table)
+            facts += [(label, f"{len(names)}: {', '.join(names[:3])}{', ...' if len(names) > 3 else ''}")]
+    print_facts(facts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption
+from bertsmith.cli import options
 from bertsmith.core.errors import UserError, shown
 from bertsmith.tasks.table_format import TableFormat
 
@@ -49,12 +49,12 @@ def inspect(
         float, Option(min=0, max=0.9, help="Else this fraction of FILE, chosen by the ids, as finetune does.")
     ] = 0.1,
     test: Annotated[Path | None, Option(metavar="FILE", help="A test file, with or without labels.")] = None,
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
     task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
     data: Annotated[Path | None, Option(metavar="PATH", help="As FILE; of a task its folder.")] = None,
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Inspect a data set before training on it.
 
@@ -98,7 +98,6 @@ def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
     task = task_named(name)
     if data is None:
         raise UserError("no data were named", remedy=f"say where {task.title} lies: --data FOLDER")
-    data = data.expanduser()
     splits = [split for split in SPLITS if split in task.splits]
     if data.is_file():
         # A file's name gives its split; a file with any other name is to be predicted, labelled or not.
@@ -112,7 +111,7 @@ def _own(
 ) -> tuple["Task", dict[str, Path]]:
     from bertsmith.tasks.custom import custom_task, has_own_dev
 
-    places = {split: file.expanduser() for split, file in files.items() if file is not None}
+    places = {split: file for split, file in files.items() if file is not None}
     if "train" not in places or not spec.text:
         remedy = "say FILE --text COLUMN --label COLUMN, or --task TASK --data FOLDER"
         raise UserError("no data set was named", remedy=remedy)

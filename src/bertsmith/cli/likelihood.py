@@ -2,42 +2,17 @@
 
 import json
 import math
-import sys
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.classify import as_cells
-from bertsmith.cli.model_options import (
-    BaseOption,
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    TruncateOption,
-    bar,
-    console,
-    naming_inputs,
-    open_model,
-    print_json,
-)
-from bertsmith.cli.text_files import (
-    PATIENCE_SECONDS,
-    STANDARD_INPUT,
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    SkipBadOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-    reading_bar,
-    report_skipped,
-    without_unreadable,
-)
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import bar, console, print_json
+from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import likelihood_to_json
 from bertsmith.tasks.table_format import TableFormat
@@ -55,22 +30,22 @@ def likelihood(
         Path | None,
         Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
     ] = None,
-    column: TextColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
+    column: options.TextColumn = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
     words: Annotated[bool, Option("--words", help="Also the log-probability of each word.")] = False,
     out: Annotated[
         Path | None,
         Option(metavar="FILE", help="Write a table (.csv, .tsv, .jsonl, .parquet ...) instead of printing."),
     ] = None,
-    model: ModelOption = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    truncate: TruncateOption = False,
-    as_json: JsonOption = False,
+    model: options.Model = None,
+    base: options.Base = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    truncate: options.Truncate = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compute how probable a text is: log-likelihood, perplexity and bits a character.
 
@@ -96,10 +71,10 @@ def likelihood(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None
     if source is not None:
-        texts = TextSource(source.expanduser(), column, form=form, skip_bad=skip_bad)
+        texts = TextSource(source, column, form=form, skip_bad=skip_bad)
         texts.check()  # before the model is opened
     if out is not None:
-        check_table_file(out := out.expanduser(), source)
+        check_table_file(out, source)
     bert = open_model(model, "fill", device=device, precision=precision, base=base)
     if texts is None:
         with naming_inputs(lambda _: "the text"):
@@ -109,7 +84,9 @@ def likelihood(
             show(found, words=words)
             return
     else:
-        scored = scored_texts(bert, texts, truncate=truncate, quiet=out is None and sys.stdout.isatty())
+        scored = scored_texts(
+            bert, texts, truncate=truncate, patience=PATIENCE_SECONDS if out is None else math.inf
+        )
     if out is not None:
         written = write(out, scored, words=words)
         shown = f"{written:,} {'text' if written == 1 else 'texts'} -> {out}"
@@ -122,21 +99,19 @@ Scored = tuple[str, int, str, "Likelihood"]
 """Word for the place of a text (line, row or text), its number there, the text and its likelihood."""
 
 
-def scored_texts(bert: "Bert", source: TextSource, *, truncate: bool, quiet: bool) -> Iterator[Scored]:
-    """Yield the likelihood of each text of a file, piece by piece; a quiet one draws no progress bar."""
-    bad: list[UserError] = []
-    with nullcontext(lambda _size: None) if quiet else reading_bar(source) as advance:
-        for piece in pieces_of(source, patience=PATIENCE_SECONDS):
-            if source.skip_bad:
-                piece = without_unreadable(bert, piece, truncate=truncate)
-                bad += piece.bad
-            several = cast(list[str], piece.texts)
-            with naming_inputs(piece.wheres.__getitem__):
-                found = bert.likelihood(several, truncate=truncate)
-            for number, text, each in zip(piece.numbers, several, found, strict=True):
-                yield "row" if source.is_table else "line", number, text, each
-            advance(piece.size)
-    report_skipped(bad)
+def scored_texts(bert: "Bert", source: TextSource, *, truncate: bool, patience: float) -> Iterator[Scored]:
+    """Yield the likelihood of each text of a file, piece by piece."""
+    which = "row" if source.is_table else "line"
+    pieces = computed_pieces(
+        bert,
+        source,
+        lambda piece: bert.likelihood(map(str, piece.texts), truncate=truncate),
+        truncate=truncate,
+        patience=patience,
+    )
+    for piece, found in pieces:
+        for number, text, each in zip(piece.numbers, piece.texts, found, strict=True):
+            yield which, number, str(text), each
 
 
 def show(found: "Likelihood", *, words: bool) -> None:
@@ -177,7 +152,7 @@ def check_table_file(out: Path, source: Path | None) -> None:
     if out.suffix.lower() not in TABLE_WRITERS:
         remedy = f"name a file that ends in {', '.join(TABLE_WRITERS)}"
         raise UserError("is not the name of a table", where=str(out), remedy=remedy)
-    if source is not None and out.exists() and source.expanduser().resolve() == out.resolve():
+    if source is not None and out.exists() and source.resolve() == out.resolve():
         raise UserError("is the input itself", where=str(out), remedy="name another file for the table")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.model_options import BaseOption
+from bertsmith.cli import options
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder
 
@@ -16,8 +16,8 @@ def merge(
         Path, Argument(metavar="ADAPTER", help="Adapter or run folder (LoRA), ours or peft's.")
     ],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
-    base: BaseOption = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Merge an adapter into its base model.
 
@@ -31,7 +31,6 @@ def merge(
     """
     from bertsmith.inference.model_path import is_adapter, model_folder
 
-    adapter, out = adapter.expanduser(), out.expanduser()
     if not is_adapter(model_folder(adapter)):
         remedy = "give a folder with adapter_config.json, such as that of a run with head.encoder=lora"
         raise UserError("is no adapter folder", where=str(adapter), remedy=remedy)

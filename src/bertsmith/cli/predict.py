@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.finetune import show_classes, show_comparison
-from bertsmith.cli.model_options import BaseOption, DeviceOption, PrecisionOption
-from bertsmith.cli.text_files import ColumnsOption, DelimiterOption, EncodingOption, SkipBadOption
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
 
@@ -26,14 +25,14 @@ def evaluate(
     data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
     split: Annotated[str, Option(help="Which split of the folder; without it dev.")] = "",
     ensemble: EnsembleOption = False,
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    base: BaseOption = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
 
@@ -51,12 +50,11 @@ def evaluate(
     from bertsmith.tasks.kinds.registry import metric_named
     from bertsmith.tasks.published_scores import published_lines
 
+    _check_members(models, ensemble=ensemble)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    folders, reading = _members(models, ensemble=ensemble), Reading(form, skip_bad, split)
+    reading = Reading(form, skip_bad, split)
     chosen = cast("Precision", precision)  # opening a model rejects any other
-    file = predict_labelled(
-        folders, data.expanduser(), reading=reading, device=device, precision=chosen, base=base
-    )
+    file = predict_labelled(models, data, reading=reading, device=device, precision=chosen, base=base)
     metrics = file.metrics()
     for warning in file.warnings:
         echo(warning, err=True)
@@ -84,14 +82,14 @@ def predict(
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
     split: Annotated[str, Option(help="Which split the file is, where its name does not say.")] = "",
     with_text: Annotated[bool, Option("--with-text", help="Write each text beside its prediction.")] = False,
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    base: BaseOption = None,
-    as_json: Annotated[bool, Option("--json", help="Print JSON, for machines.")] = False,
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Write a model's prediction for each example of a file.
 
@@ -117,20 +115,19 @@ def predict(
     )
     from bertsmith.tasks.glue_leaderboard import submission_file
 
-    folders = _members(models, ensemble=ensemble)
-    data, out = data.expanduser(), out.expanduser()
+    _check_members(models, ensemble=ensemble)
     _check_not_input(data, out)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    if config := task_config_in(folders[0]):  # before anything is computed
+    if config := task_config_in(models[0]):  # before anything is computed
         check_ending(config.kind, out)
     chosen = cast("Precision", precision)
     reading = Reading(form, skip_bad, split)
-    file = predict(folders, data, reading=reading, device=device, precision=chosen, base=base)
+    file = predict(models, data, reading=reading, device=device, precision=chosen, base=base)
     _check_not_input(file.path, out)  # if a folder was given, the file is known only now
     if official is not None:
-        _check_not_input(file.path, official.expanduser() / submission_file(file.task, file.split))
+        _check_not_input(file.path, official / submission_file(file.task, file.split))
     # The official file first: for a task that the site rejects, no file is written.
-    submitted = [] if official is None else [write_official(official.expanduser(), file)]
+    submitted = [] if official is None else [write_official(official, file)]
     names = [str(path) for path in (*write_predictions(out, file, with_text=with_text), *submitted)]
     if as_json:
         echo(json.dumps({"examples": len(file.examples), "skipped": file.skipped, "written": names}))
@@ -140,12 +137,11 @@ def predict(
         echo(f"{file.skipped:,} bad lines were skipped")
 
 
-def _members(models: Sequence[Path], *, ensemble: bool) -> list[Path]:
-    """Return the folders of the models; raise for several without --ensemble."""
+def _check_members(models: Sequence[Path], *, ensemble: bool) -> None:
+    """Raise for several models without --ensemble."""
     if len(models) > 1 and not ensemble:
         remedy = "add --ensemble to let them predict together, or give one folder"
         raise UserError("several models were given", remedy=remedy)
-    return [folder.expanduser() for folder in models]
 
 
 def _check_not_input(data: Path, out: Path) -> None:

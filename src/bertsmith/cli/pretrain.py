@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option, echo
 
-from bertsmith.cli.finetune import show_stop
+from bertsmith.cli import options
+from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import LOSS, Metric, brief
@@ -49,9 +50,7 @@ def pretrain(
     ] = None,
     device: Annotated[str, Option(help="auto, cpu or cuda (run.device).")] = "",
     precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = "",
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Any other setting, repeatable.")
-    ] = None,
+    settings: options.Settings = None,
     sweep: Annotated[
         list[str] | None,
         Option(metavar="KEY=VALUES", help="A run for each value, with commas between; several: the grid."),
@@ -59,7 +58,7 @@ def pretrain(
     stop_if_flat: Annotated[
         bool, Option("--stop-if-flat", help="End a run whose loss stays at that of mere word frequencies.")
     ] = False,
-    as_json: Annotated[bool, Option("--json", help="Print JSON lines, for machines.")] = False,
+    as_json: options.JsonLines = False,
 ) -> None:
     """Pre-train an encoder.
 
@@ -98,7 +97,6 @@ def pretrain(
         steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
     )
     given, settings = [*spelled(begins), *sizes], settings or []
-    store, out = store.expanduser(), out.expanduser()
     stopping = EarlyStopping(if_flat=stop_if_flat)
     if check_auto(recipe, size=size, objective=objective, sweeps=bool(sweep)):
         from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
@@ -218,16 +216,14 @@ def _sweep(
     """Run a grid of settings and print its table."""
     from bertsmith.objectives.registry import declaration
     from bertsmith.studies.pretraining_sweep import read_grid, run_sweep, trials_of
-    from bertsmith.studies.sweep import Stopped
 
     trials = trials_of(read_grid(texts), chosen, out=out)
     shown = {name: each for trial in trials for name, each in declaration(trial.recipe).own.items()}
-    try:
-        with progress_display(partial(live_line, shown), as_json=as_json) as callback:
-            outcomes = run_sweep(trials, store=store, callback=callback)
-    except Stopped as stopped:
-        show_stop(stopped, as_json=as_json)
-        raise Exit(STOPPED) from None
+    outcomes = stoppable(
+        lambda callback: run_sweep(trials, store=store, callback=callback),
+        partial(live_line, shown),
+        as_json=as_json,
+    )
     show_sweep(outcomes, trials[0].recipe, as_json=as_json)
 
 

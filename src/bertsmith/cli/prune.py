@@ -2,24 +2,21 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from typer import Exit, Option, echo
+from typer import Option, echo
 
-from bertsmith.cli.model_options import JsonOption, print_json
-from bertsmith.cli.terminal import STOPPED, progress_display
-from bertsmith.cli.text_files import SkipBadOption
+from bertsmith.cli import options
+from bertsmith.cli.finetune import stoppable
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from bertsmith.studies.magnitude_pruning import SparseResult
     from bertsmith.studies.pruning import Metrics, PruningResult, Removal, RoundReport
-    from bertsmith.training.callbacks import ProgressCallback
-
-Done = TypeVar("Done")
 
 
 def prune(
@@ -30,7 +27,7 @@ def prune(
     heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0,
     ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0,
     widths: Annotated[
-        str | None,
+        Literal["equal", "free"] | None,
         Option(help="equal, if none is named: each layer loses as many neurons; free: the least important."),
     ] = None,
     drop_layers: Annotated[
@@ -40,7 +37,8 @@ def prune(
         int | None, Option(min=1, help="Training examples that importance is taken over: 1024.")
     ] = None,
     method: Annotated[
-        str, Option(help="importance: heads and neurons; magnitude: single weights (--sparsity).")
+        Literal["importance", "magnitude"],
+        Option(help="importance: heads and neurons; magnitude: single weights (--sparsity)."),
     ] = "importance",
     sparsity: Annotated[
         str,
@@ -70,11 +68,9 @@ def prune(
     lr: Annotated[float | None, Option(help="Peak learning rate of the training (optim.peak_lr).")] = None,
     device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
-    skip_bad: SkipBadOption = False,
-    settings: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="A setting of the training, repeatable.")
-    ] = None,
-    as_json: JsonOption = False,
+    skip_bad: options.SkipBad = False,
+    settings: options.Settings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Cut the least important heads and neurons out of a fine-tuned model: it gets smaller and faster.
 
@@ -97,7 +93,7 @@ def prune(
     Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.5,0.7,0.9
     --rewind 0.1 --retrain weights,rate,finetune --out runs/lottery
     """
-    places = Places(model.expanduser(), data.expanduser(), out.expanduser(), skip_bad=skip_bad)
+    places = Places(model, data, out, skip_bad=skip_bad)
     given = [
         ("--epochs", "run.epochs", epochs or (None if method == "magnitude" else 1.0)),
         ("--lr", "optim.peak_lr", lr),
@@ -118,11 +114,6 @@ def prune(
         asked = SparseOptions(sparsity, rewind, retrain or "weights", rounds or 1)
         show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
         return
-    widths, examples = widths or "equal", examples or 1024
-    if method != "importance" or widths not in ("equal", "free"):
-        where, word = ("--widths", widths) if method == "importance" else ("--method", method)
-        known = "equal or free" if method == "importance" else "importance or magnitude"
-        raise UserError(f"there is no {word!r}", where=where, remedy=f"choose {known}")
     if sparsity or rewind is not None or retrain:
         what = "single weights go by their magnitude, not by importance"
         raise UserError(what, where="--sparsity, --rewind, --retrain", remedy="add --method magnitude")
@@ -132,7 +123,7 @@ def prune(
     from bertsmith.studies.pruning import Removal
 
     parts = (rounds or 4) if heads or ffn else 1
-    removal = Removal(heads, ffn, widths, layers, parts, examples)  # type: ignore[arg-type]
+    removal = Removal(heads, ffn, widths or "equal", layers, parts, examples or 1024)
     result = run_rounds(places, training, removal, trains=epochs != 0, as_json=as_json)
     print_json(plain_result(result)) if as_json else show(result)
 
@@ -205,19 +196,6 @@ def run_magnitude(
         skip_bad=places.skip_bad,
     )
     return stoppable(lambda callback: prune_by_magnitude(request, callback), as_json=as_json)
-
-
-def stoppable(job: "Callable[[ProgressCallback], Done]", *, as_json: bool) -> "Done":
-    """Return the result of a job; exit if the user stops it."""
-    from bertsmith.cli.finetune import live_line, show_stop
-    from bertsmith.studies.sweep import Stopped
-
-    try:
-        with progress_display(live_line, as_json=as_json) as callback:
-            return job(callback)
-    except Stopped as stopped:
-        show_stop(stopped, as_json=as_json)
-        raise Exit(STOPPED) from None
 
 
 def check_no_units(given: "Mapping[str, object]") -> None:

@@ -7,17 +7,11 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.classify import text_or_pair
-from bertsmith.cli.model_options import BaseOption, JsonOption, naming_inputs, print_json
-from bertsmith.cli.text_files import (
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    Text2ColumnOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-)
+from bertsmith.cli.predicting import naming_inputs
+from bertsmith.cli.presenting import print_json
+from bertsmith.cli.text_files import TextSource, pieces_of
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder
 from bertsmith.tasks.table_format import TableFormat
@@ -39,18 +33,18 @@ def quantise(
             help="Texts like those to come, the first 512: one a line (a pair: a tab), or a table.",
         ),
     ] = None,
-    column: TextColumnOption = "",
-    column2: Text2ColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
+    column: options.TextColumn = "",
+    column2: options.Text2Column = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
     bits: Annotated[int, Option(help="8, or with --weights-only 4.")] = 8,
     weights_only: Annotated[bool, Option("--weights-only", help="Round no inputs: for memory.")] = False,
     data: Annotated[
         Path | None, Option(help="The task's folder or a labelled file: evaluate before and after.")
     ] = None,
-    base: BaseOption = None,
-    as_json: JsonOption = False,
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Quantise a model to 8-bit or 4-bit integers.
 
@@ -67,7 +61,6 @@ def quantise(
 
     Example: bertsmith quantise --model runs/sst2 --weights-only --bits 4 --out runs/int4
     """
-    model, out = model.expanduser(), out.expanduser()
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     if of_weights := calibrate is None or weights_only or bits != 8:
         _check_weights_only(bits, calibrate, weights_only=weights_only)
@@ -80,7 +73,7 @@ def quantise(
             made = quantise_weights(model, fresh, bits=bits, base=base)
         else:
             assert calibrate is not None, "it is not of weights alone"
-            source = TextSource(calibrate.expanduser(), column, column2, form)
+            source = TextSource(calibrate, column, column2, form)
             chosen = _calibration(source, CALIBRATION_TEXTS)
             with naming_inputs([where for where, _ in chosen].__getitem__):
                 made = quantise_for_products(model, [text for _, text in chosen], fresh, base=base)
@@ -127,4 +120,4 @@ def _metrics(model: Path, data: Path, precision: str, base: Path | None = None) 
     from bertsmith.finetuning.predict import predict_labelled
 
     chosen = cast("Precision", precision)
-    return predict_labelled([model], data.expanduser(), device="cpu", precision=chosen, base=base).metrics()
+    return predict_labelled([model], data, device="cpu", precision=chosen, base=base).metrics()

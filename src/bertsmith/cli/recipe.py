@@ -4,13 +4,12 @@ import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from typer import Argument, Option, Typer, echo
+from typer import Argument, Typer, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.verb import Verb, Verbs
 
 recipe = Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
-
-AsJson = Annotated[bool, Option("--json", help="Print one JSON object, for machines.")]
 
 
 @recipe.command("show", cls=Verb)
@@ -18,10 +17,8 @@ def show(
     name: Annotated[
         str, Argument(metavar="NAME_OR_FILE", help="A preset, a task, or a recipe file in TOML.")
     ],
-    overrides: Annotated[
-        list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change one value; may be repeated.")
-    ] = None,
-    as_json: AsJson = False,
+    overrides: options.Settings = None,
+    as_json: options.Json = False,
 ) -> None:
     """Print every value of a recipe, its origin and its meaning.
 
@@ -57,7 +54,7 @@ def show(
 
 
 @recipe.command("list", cls=Verb)
-def list_presets(as_json: AsJson = False) -> None:
+def list_presets(as_json: options.Json = False) -> None:
     """List the presets with their sizes.
 
     Parameters are those of the encoder and its pooler, with the published vocabulary.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from typer import Option, echo
 
-from bertsmith.cli.model_options import BaseOption, DeviceOption, PrecisionOption
+from bertsmith.cli import options
 from bertsmith.core.errors import UserError
 from bertsmith.inference.embedded_models import embedded_models
 
@@ -44,9 +44,9 @@ def serve(
         str, Option(help="Address to listen at; 0.0.0.0 for every one of this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    base: BaseOption = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    base: options.Base = None,
     truncate: Annotated[
         bool, Option("--truncate", help="Cut texts that are too long, for clients that cannot ask for it.")
     ] = False,

@@ -1,12 +1,12 @@
 """`bertsmith share`: turn a trained BERT into an ALBERT, in which layers share weights."""
 
 from pathlib import Path
-from typing import Annotated, Literal, cast, get_args
+from typing import Annotated, Literal
 
 from typer import Option, echo
 
-from bertsmith.cli.model_options import JsonOption, print_json
-from bertsmith.core.errors import UserError
+from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.files import new_folder
 
 Shared = Literal["all", "attention", "ffn", "none"]
@@ -16,13 +16,13 @@ Take = Literal["average", "first"]
 def share(
     model: Annotated[Path, Option(metavar="FOLDER", help="A BERT: model or run folder.")],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
-    sharing: Annotated[str, Option(help="What layers share: all, attention, ffn or none.")] = "all",
+    sharing: Annotated[Shared, Option(help="What layers share: all, attention, ffn or none.")] = "all",
     groups: Annotated[int, Option(help="Groups of neighbouring layers that share with each other.")] = 1,
-    take: Annotated[str, Option(help="What a group shares: average (of its layers) or first.")] = "average",
+    take: Annotated[Take, Option(help="What a group shares: average (of its layers) or first.")] = "average",
     embedding_width: Annotated[
         int | None, Option(help="Width of the word table: 128 in ALBERT; without it the model's own.")
     ] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Turn a trained BERT into an ALBERT: its layers share weights, and its word table can be narrower.
 
@@ -40,17 +40,12 @@ def share(
 
     Then: bertsmith distill --teacher MODEL --student models/shared --store store/ --out runs/shared
     """
-    for option, value, known in (("--sharing", sharing, get_args(Shared)), ("--take", take, get_args(Take))):
-        if value not in known:
-            remedy = f"give {', '.join(known[:-1])} or {known[-1]}"
-            raise UserError(f"{value!r} is none of them", where=option, remedy=remedy)
-    out = out.expanduser()
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.sharing import SharedShape, shared_model
 
-    shape = SharedShape(cast("Shared", sharing), groups, embedding_width, cast("Take", take))
+    shape = SharedShape(sharing, groups, embedding_width, take)
     with new_folder(out) as fresh:
-        bert = load(model.expanduser(), device="cpu")
+        bert = load(model, device="cpu")
         shared = shared_model(bert, shape)
         shared.save(fresh)
     weights = [sum(one.numel() for one in each.model.network.parameters()) for each in (bert, shared)]

@@ -1,37 +1,14 @@
 """`bertsmith tag`: tag the words of a text, and highlight the names among them."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.model_options import (
-    COLOURS,
-    BaseOption,
-    DeviceOption,
-    JsonOption,
-    ModelOption,
-    PrecisionOption,
-    bar,
-    console,
-    highlighted,
-    naming_inputs,
-    open_model,
-    print_json,
-)
-from bertsmith.cli.text_files import (
-    PATIENCE_SECONDS,
-    STANDARD_INPUT,
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    SkipBadOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-    report_skipped,
-    without_unreadable,
-)
+from bertsmith.cli import options
+from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.presenting import COLOURS, bar, console, highlighted, print_json
+from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import tags_to_json
 from bertsmith.tasks.table_format import TableFormat
@@ -54,16 +31,16 @@ def tag(
         Path | None,
         Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
     ] = None,
-    column: TextColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    skip_bad: SkipBadOption = False,
-    model: ModelOption = None,
-    base: BaseOption = None,
-    device: DeviceOption = "auto",
-    precision: PrecisionOption = "auto",
-    as_json: JsonOption = False,
+    column: options.TextColumn = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    skip_bad: options.SkipBad = False,
+    model: options.Model = None,
+    base: options.Base = None,
+    device: options.Device = "auto",
+    precision: options.Precision = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Tag the words of a text, or of every text of a file.
 
@@ -83,7 +60,7 @@ def tag(
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None
     if source is not None:
-        texts = TextSource(source.expanduser(), column, form=form, skip_bad=skip_bad)
+        texts = TextSource(source, column, form=form, skip_bad=skip_bad)
         texts.check()
     bert = open_model(model, "tag", device=device, precision=precision, base=base)
     if texts is not None:
@@ -109,18 +86,12 @@ def show(text: str, words: "list[TaggedWord]", entities: "list[Entity]", *, as_j
 
 def tag_file(bert: "Bert", source: TextSource, *, as_json: bool) -> None:
     """Print the words of each text of a file, piece by piece."""
-    bad: list[UserError] = []
-    begun = False
-    for piece in pieces_of(source, patience=PATIENCE_SECONDS):
-        if source.skip_bad:
-            piece = without_unreadable(bert, piece, truncate=True)
-            bad += piece.bad
-        texts = cast(list[str], piece.texts)
-        with naming_inputs(piece.wheres.__getitem__):
-            tagged = bert.tag(texts)
-        for number, text, words in zip(piece.numbers, texts, tagged, strict=True):
+    which, begun = "row" if source.is_table else "line", False
+    for piece, tagged in computed_pieces(
+        bert, source, lambda piece: bert.tag(map(str, piece.texts)), patience=PATIENCE_SECONDS
+    ):
+        for number, text, words in zip(piece.numbers, map(str, piece.texts), tagged, strict=True):
             if as_json:
-                which = "row" if source.is_table else "line"
                 print_json({which: number, **tags_to_json(words, bert.entities_of(text, words))})
                 continue
             if begun:
@@ -128,7 +99,6 @@ def tag_file(bert: "Bert", source: TextSource, *, as_json: bool) -> None:
             begun = True
             for word in words:
                 echo(f"{word.word}\t{word.tag}\t{word.probability:.6f}")
-    report_skipped(bad)
 
 
 def word_lines(words: "list[TaggedWord]") -> "list[Text]":

@@ -3,7 +3,9 @@
 import json
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Option, echo
+from typer import Argument, echo
+
+from bertsmith.cli import options
 
 if TYPE_CHECKING:
     from bertsmith.tasks.task import Task
@@ -11,7 +13,7 @@ if TYPE_CHECKING:
 
 def tasks(
     name: Annotated[str, Argument(metavar="[TASK]", help="One of them, with all of its files.")] = "",
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the tasks of `finetune`: kind, metrics (the first one decides), settings and files.
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from select import select
-from typing import TYPE_CHECKING, Annotated, BinaryIO, cast
+from typing import TYPE_CHECKING, BinaryIO, TypeVar, cast
 
-from typer import Option, echo
+from typer import echo
 
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, compression_of, open_text_bytes
 from bertsmith.core.progress import progress_bar
@@ -23,27 +24,6 @@ if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
     from bertsmith.inference.text_reader import TextOrPair
     from bertsmith.tasks.tables import Row
-
-
-TextColumnOption = Annotated[
-    str,
-    Option("--text", metavar="COLUMN", help="Of a table (.csv, .tsv, .json, .parquet): the column of texts."),
-]
-Text2ColumnOption = Annotated[
-    str, Option("--text2", metavar="COLUMN", help="Of a table of pairs: the column of the second texts.")
-]
-DelimiterOption = Annotated[
-    str,
-    Option("--delimiter", metavar="CHAR", help="What parts the cells, where no header shows it."),
-]
-EncodingOption = Annotated[
-    str,
-    Option("--encoding", metavar="NAME", help="Of a table that is not UTF-8: cp1252, utf-16 ..."),
-]
-ColumnsOption = Annotated[
-    str, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
-]
-SkipBadOption = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")]
 
 
 STANDARD_INPUT = Path("-")
@@ -111,6 +91,7 @@ class Piece:
     """Errors of the lines that were skipped as bad."""
 
 
+Result = TypeVar("Result")
 LineReader = Callable[[str], "TextOrPair"]
 """Function that parses a line into a text or pair, or raises a UserError."""
 
@@ -147,6 +128,35 @@ def texts_of(given: str, name: str) -> Iterator[tuple[str, str]]:
         return
     for piece in pieces_of(STANDARD_INPUT, patience=PATIENCE_SECONDS):
         yield from zip(piece.wheres, map(str, piece.texts), strict=True)
+
+
+def computed_pieces(
+    bert: "Bert",
+    source: TextSource,
+    compute: Callable[[Piece], Result],
+    *,
+    read_line: LineReader = str,
+    truncate: bool = True,
+    patience: float = math.inf,
+    bad: list[UserError] | None = None,
+) -> Iterator[tuple[Piece, Result]]:
+    """Yield the pieces of a file, each with its result; at the end, report the lines that were skipped.
+
+    A source that skips bad lines also skips the texts that the model rejects; all of them are added to `bad`.
+    """
+    bad = [] if bad is None else bad
+    # A bar would disturb the lines of a verb that prints results as texts arrive.
+    quiet = patience < math.inf and sys.stdout.isatty()
+    with nullcontext(lambda _size: None) if quiet else reading_bar(source) as advance:
+        for piece in pieces_of(source, read_line, patience=patience):
+            if source.skip_bad:
+                piece = without_unreadable(bert, piece, truncate=truncate)
+            bad += piece.bad
+            with naming_inputs(piece.wheres.__getitem__):
+                result = compute(piece)
+            yield piece, result
+            advance(piece.size)
+    report_skipped(bad)
 
 
 def without_unreadable(bert: "Bert", piece: Piece, *, truncate: bool) -> Piece:

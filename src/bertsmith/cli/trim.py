@@ -5,17 +5,10 @@ from typing import Annotated
 
 from typer import Option, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.classify import text_or_pair
-from bertsmith.cli.model_options import BaseOption, JsonOption, print_json
-from bertsmith.cli.text_files import (
-    ColumnsOption,
-    DelimiterOption,
-    EncodingOption,
-    TextColumnOption,
-    TextSource,
-    pieces_of,
-    reading_bar,
-)
+from bertsmith.cli.presenting import print_json
+from bertsmith.cli.text_files import TextSource, pieces_of, reading_bar
 from bertsmith.core.files import new_folder
 from bertsmith.tasks.table_format import TableFormat
 
@@ -26,12 +19,12 @@ def trim(
         Path, Option("--input", metavar="FILE", help="Your texts, one a line (a pair: a tab), or a table.")
     ],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
-    column: TextColumnOption = "",
-    delimiter: DelimiterOption = "",
-    encoding: EncodingOption = "",
-    columns: ColumnsOption = "",
-    base: BaseOption = None,
-    as_json: JsonOption = False,
+    column: options.TextColumn = "",
+    delimiter: options.Delimiter = "",
+    encoding: options.Encoding = "",
+    columns: options.Columns = "",
+    base: options.Base = None,
+    as_json: options.Json = False,
 ) -> None:
     """Trim the vocabulary of a model to your texts, with its tokenizer: the table of words gets smaller.
 
@@ -46,14 +39,14 @@ def trim(
     Example: bertsmith trim --model runs/mine --input reviews.csv --text review --out runs/mine-small
     """
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    out, texts = out.expanduser(), TextSource(source.expanduser(), column, form=form)
+    texts = TextSource(source, column, form=form)
     texts.check()
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.vocabulary import with_vocabulary
     from bertsmith.text.trim_vocabulary import seen_ids, trimmed_vocabulary
 
     with new_folder(out) as fresh:
-        bert = load(model.expanduser(), device="cpu", base=base)
+        bert = load(model, device="cpu", base=base)
         seen: set[int] = set()
         with reading_bar(texts) as advance:
             for piece in pieces_of(texts, text_or_pair):

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 from typer import BadParameter
@@ -16,14 +17,19 @@ UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
 
 
 class Verb(TyperCommand):
-    """A command with options that may take several words, and with usage errors in one line."""
+    """A command whose options may take several words and whose paths may begin with ~ (`--out=~/run`).
+
+    Its usage errors take one line.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after repeating the option's name before each of its several values."""
         end = args.index("--") if "--" in args else len(args)  # only arguments follow
         words = [*_named_each(args[:end], SEVERAL.get(self.name or "")), *args[end:]]
         with mistakes_as_one_line(ctx):
-            return super().parse_args(ctx, words)
+            rest = super().parse_args(ctx, words)
+        ctx.params = {name: _expanded(value) for name, value in ctx.params.items()}
+        return rest
 
 
 class Verbs(TyperGroup):
@@ -50,6 +56,13 @@ def mistakes_as_one_line(ctx: Any) -> Iterator[None]:
     except UsageError as error:
         remedy = f"see {ctx.command_path} --help"
         raise UserError(error.format_message().rstrip("."), remedy=remedy) from error
+
+
+def _expanded(value: Any) -> Any:
+    """Return a path, or a list of paths, with ~ replaced by the home folder, and other values as they are."""
+    if isinstance(value, list | tuple):
+        return type(value)(map(_expanded, value))
+    return value.expanduser() if isinstance(value, Path) else value
 
 
 def _named_each(words: list[str], option: str | None) -> list[str]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option, echo
 
+from bertsmith.cli import options
+from bertsmith.cli.presenting import print_facts
 from bertsmith.cli.terminal import reporting_stops
 from bertsmith.core.errors import UserError
 
@@ -50,7 +52,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
     workers: Annotated[int, Option(min=1, help="Processes; the result is always the same.")] = (
         os.cpu_count() or 1
     ),
-    as_json: Annotated[bool, Option("--json", help="Print one JSON object, for machines.")] = False,
+    as_json: options.Json = False,
 ) -> None:
     """Learn a vocabulary from text.
 
@@ -67,7 +69,6 @@ def vocab(  # noqa: PLR0913 - the options of a command
     from bertsmith.text.word_counts import Counting, count_words
 
     started = time.monotonic()
-    out = out.expanduser()
     case: Literal["uncased", "cased"] = "cased" if cased else "uncased"
     settings = VocabularySettings(size, kind, case, characters=alphabet, unused=unused, min_count=min_count)
     with reporting_stops(), new_folder(out) as fresh:
@@ -80,8 +81,11 @@ def vocab(  # noqa: PLR0913 - the options of a command
             raise UserError("no text to learn from", where=", ".join(sources), remedy="give more text")
         learned = learn_vocabulary(counts, settings)
         learned.tokenizer.save(fresh)
-    show = show_json if as_json else show_table
-    show(out, learned.report, time.monotonic() - started)
+    report, seconds = learned.report, time.monotonic() - started
+    if as_json:
+        echo(json.dumps({"out": str(out), **asdict(report), "seconds": round(seconds, 1)}))
+    else:
+        show(out, report, seconds)
 
 
 def texts_of(block: "Block") -> Iterator[str]:
@@ -98,27 +102,19 @@ def watched(blocks: "Iterable[Block]", advance: Callable[[int], None]) -> "Itera
         yield block
 
 
-def show_json(out: Path, report: "VocabularyReport", seconds: float) -> None:
-    """Print the report as one JSON object."""
-    echo(json.dumps({"out": str(out), **asdict(report), "seconds": round(seconds, 1)}))
-
-
-def show_table(out: Path, report: "VocabularyReport", seconds: float) -> None:
+def show(out: Path, report: "VocabularyReport", seconds: float) -> None:
     """Print the report as a few lines for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    documents = f"{report.documents:,}, of which {report.held_out_documents:,} held out"
-    table = Table.grid(padding=(0, 2))
-    table.add_row("wrote", f"{out} in {seconds:,.1f} s")
-    table.add_row("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")
+    facts = [("wrote", f"{out} in {seconds:,.1f} s")]
+    facts += [("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")]
     if report.pieces < report.pieces_asked_for:
         # A unigram vocabulary does not join pairs, so that --min-count does not apply.
         remedy = "give more text, or a lower --min-count where pairs are joined"
         why = f"no other piece is seen often enough; {remedy}"
-        table.add_row("", f"fewer than {report.pieces_asked_for:,}: {why}")
-    table.add_row("documents", documents)
-    table.add_row("learned from", f"{report.distinct_words:,} distinct words")
-    table.add_row("tokens per word", f"{report.tokens_per_word:.4f} on {report.scored_on}")
-    table.add_row("unknown words", f"{report.unknown_rate:.4%} of {report.words:,}")
-    Console(highlight=False, markup=False, emoji=False).print(table)
+        facts += [("", f"fewer than {report.pieces_asked_for:,}: {why}")]
+    facts += [
+        ("documents", f"{report.documents:,}, of which {report.held_out_documents:,} held out"),
+        ("learned from", f"{report.distinct_words:,} distinct words"),
+        ("tokens per word", f"{report.tokens_per_word:.4f} on {report.scored_on}"),
+        ("unknown words", f"{report.unknown_rate:.4%} of {report.words:,}"),
+    ]
+    print_facts(facts)

@@ -23,6 +23,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import COMPRESSED_SUFFIXES, check_not_taken
 from bertsmith.core.processes import Job, Workers, results_in_order
 from bertsmith.core.progress import progress_bar
+from bertsmith.corpus import readers
 from bertsmith.corpus.clean import Cleaning, clean_document
 from bertsmith.corpus.decontaminate import TaskTexts
 from bertsmith.corpus.documents import EncodingErrors, check_language, spaced_sentences
@@ -32,15 +33,6 @@ from bertsmith.corpus.duplicates import (
     Signature,
     exact_fingerprint,
     near_signature,
-)
-from bertsmith.corpus.readers import (
-    Block,
-    Document,
-    TextFormat,
-    documents_of,
-    find_sources,
-    read_blocks,
-    size_on_disk,
 )
 from bertsmith.corpus.token_store import StoreWriter, TokenisedDocuments, writing_store
 from bertsmith.text.extend_vocabulary import with_words, words_for
@@ -55,7 +47,7 @@ SentenceRule = Literal["split", "line"]
 class CorpusSettings:
     """All settings that, with the text and the tokenizer, decide the contents of a store."""
 
-    format: TextFormat = "auto"
+    format: readers.TextFormat = "auto"
     field: str = "text"
     encoding_errors: EncodingErrors = "strict"
     sentences: SentenceRule = "split"
@@ -149,7 +141,7 @@ def build_store(
     started = time.monotonic()
     check_not_taken(out)
     check_language(settings.language)
-    files = find_sources(sources)
+    files = readers.find_sources(sources)
     tokenizer = Tokenizer.load(vocabulary)
     added = words_for(tokenizer, settings.add_words)
     if settings.add_words:
@@ -193,11 +185,13 @@ def _write_all(
     files: Sequence[Path], resources: PipelineResources, *, writer: StoreWriter, workers: Workers
 ) -> _Counts:
     settings, counts = resources.settings, _Counts()
-    blocks = read_blocks(files, format=settings.format, field=settings.field, errors=settings.encoding_errors)
-    job: Job[Block, PreparedBlock] = Job(PipelineState, resources, prepare_block)
+    blocks = readers.read_blocks(
+        files, format=settings.format, field=settings.field, errors=settings.encoding_errors
+    )
+    job: Job[readers.Block, PreparedBlock] = Job(PipelineState, resources, prepare_block)
     duplicates = DuplicateFilter(settings.duplicates)
     with (
-        progress_bar("preparing the corpus", size_on_disk(files)) as advance,
+        progress_bar("preparing the corpus", readers.size_on_disk(files)) as advance,
         closing(results_in_order(blocks, job, workers)) as results,
     ):
         for block in results:
@@ -240,11 +234,11 @@ def _check_disk(files: Sequence[Path], out: Path) -> None:
 # --- in the workers ---
 
 
-def prepare_block(block: Block, state: PipelineState) -> PreparedBlock:
+def prepare_block(block: readers.Block, state: PipelineState) -> PreparedBlock:
     """Return the documents of a block as tokens, without those dropped on their own account."""
     dropped: Counter[str] = Counter()
-    kept: list[Document] = []
-    for document in documents_of(block):
+    kept: list[readers.Document] = []
+    for document in readers.documents_of(block):
         cleaned = clean_document(document, state.settings.cleaning)
         if isinstance(cleaned, str):
             dropped[cleaned] += 1
@@ -269,7 +263,7 @@ def prepare_block(block: Block, state: PipelineState) -> PreparedBlock:
 
 
 def _tokenise(
-    documents: Sequence[Document], state: PipelineState
+    documents: Sequence[readers.Document], state: PipelineState
 ) -> tuple[TokenisedDocuments, NDArray[np.int64]]:
     """Return the documents as tokens, without empty ones, and the number of words in each document."""
     sentences = [document.text.split("\n") for document in documents]

@@ -9,7 +9,7 @@ P predicted tokens.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from bertsmith.data.epoch_index import StageIndex, StepExamples
 from bertsmith.data.example_index import Numbers, Spans
 from bertsmith.data.masking import Masker, Text, stored_units
 from bertsmith.packed import SHORT_LENGTH, Layout, PackedBatch, split_by_budget
+from bertsmith.recipe.data_sections import Objective
 from bertsmith.text.tokenizer import Inserted, Template
 
 OF_TOKENS = ("tokens", "segments", "positions")
@@ -219,7 +220,6 @@ class Collator:
         sequences, text = self.lay_out(examples)
         draws_P = None
         if self.masker is None:
-            assert settings.objective == "left-to-right" or settings.objective == "right-to-left"
             rows_P, ids_P = neighbours(sequences, settings.objective)
         else:
             masks = self.masker.masks(text, progress=progress, rate=rate)
@@ -301,16 +301,15 @@ def _insert(sequences: PackedSequences, inserted: Inserted, at: Numbers) -> None
         sequences.segments_T[at + offset] = segment
 
 
-def neighbours(
-    sequences: PackedSequences, objective: Literal["left-to-right", "right-to-left"]
-) -> tuple[Numbers, Numbers]:
-    """Return the rows with a neighbour that predicts them, and their ids."""
-    has_neighbour_T = np.ones(len(sequences.tokens_T), np.bool_)
-    if objective == "left-to-right":
-        has_neighbour_T[sequences.starts_S1[:-1]] = False
-    else:
-        has_neighbour_T[sequences.starts_S1[1:] - 1] = False
-    rows_P = np.flatnonzero(has_neighbour_T)
+def neighbours(sequences: PackedSequences, objective: Objective) -> tuple[Numbers, Numbers]:
+    """Return the rows with every neighbour that predicts them, and their ids."""
+    assert objective in ("left-to-right", "right-to-left", "two-directions"), "others mask what is predicted"
+    has_neighbours_T = np.ones(len(sequences.tokens_T), np.bool_)
+    if objective != "right-to-left":
+        has_neighbours_T[sequences.starts_S1[:-1]] = False
+    if objective != "left-to-right":
+        has_neighbours_T[sequences.starts_S1[1:] - 1] = False
+    rows_P = np.flatnonzero(has_neighbours_T)
     return rows_P, sequences.tokens_T[rows_P]
 
 

@@ -22,16 +22,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from bertsmith.core.errors import UserError
 from bertsmith.core.mapped_files import cut_off, handle_bus_errors
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.data.collate import (
-    Collator,
-    MicroShape,
-    Multiples,
-    PretrainingBatch,
-    counts_of,
-    micro_batches,
-    micro_sizes,
-    slices_of_ranks,
-)
+from bertsmith.data import collate
 from bertsmith.data.epoch_index import Split, StageIndex, StageSource
 from bertsmith.data.masking import Masker, Vocabulary, read_vocabulary, stored_units
 from bertsmith.recipe.schema import Recipe
@@ -60,7 +51,7 @@ class StepBatches:
     """The micro-batches and counts of one process in one step."""
 
     index: StepIndex
-    micros: tuple[PretrainingBatch, ...]
+    micros: tuple[collate.PretrainingBatch, ...]
     counts: dict[str, float]
     """Divisors of the objectives' sums, by name (`counts_of`)."""
 
@@ -96,9 +87,11 @@ class PretrainingDataset(Dataset[StepBatches]):
     """Folder for the indexes of epochs."""
     rank: int = 0
     world: int = 1
-    multiples: Multiples = Multiples()
+    multiples: collate.Multiples = collate.Multiples()
     split: Split = "train"
-    _collators: dict[int, Collator] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _collators: dict[int, collate.Collator] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         if stored_units(self.recipe.masking) and not self.opened_store.has_units:
@@ -112,27 +105,29 @@ class PretrainingDataset(Dataset[StepBatches]):
         collator = self.collator(index.stage)
         lengths = [stage.length for stage in self.recipe.examples.stages]
         length, pad_id = lengths[index.stage], self._vocabulary.pad_id
-        shape = MicroShape(self.micro_tokens, self.multiples, length, pad_id, recipe_length=max(lengths))
+        shape = collate.MicroShape(
+            self.micro_tokens, self.multiples, length, pad_id, recipe_length=max(lengths)
+        )
         if shape.capacity < length:
             needed = -(-(length + 1) // self.multiples.tokens) * self.multiples.tokens
             what = f"batch.micro_tokens = {self.micro_tokens} cannot hold a sequence of {length} tokens"
             raise UserError(what, remedy=f"allow {needed} or more")
         examples = collator.index.examples(index.step)
-        slices = slices_of_ranks(len(examples.numbers), self.world)
+        slices = collate.slices_of_ranks(len(examples.numbers), self.world)
         # Every rank computes the sizes of all ranks, so they agree on the number of micro-batches.
         lengths_by_rank = [examples.index.length[each].astype(np.int64) for each in slices]
-        sizes = micro_sizes(lengths_by_rank, self.rank, capacity=shape.capacity)
+        sizes = collate.micro_sizes(lengths_by_rank, self.rank, capacity=shape.capacity)
         sequences, targets = collator.collate(
             examples.part(slices[self.rank]), progress=index.progress, rate=index.masking_rate
         )
-        micros = tuple(micro_batches(sequences, targets, sizes=sizes, shape=shape))
-        return StepBatches(index, micros, counts_of(micros))
+        micros = tuple(collate.micro_batches(sequences, targets, sizes=sizes, shape=shape))
+        return StepBatches(index, micros, collate.counts_of(micros))
 
     def stage_index(self, stage: int) -> StageIndex:
         """Return the index of a stage's examples."""
         return self.collator(stage).index
 
-    def collator(self, stage: int) -> Collator:
+    def collator(self, stage: int) -> collate.Collator:
         """Return the collator of a stage, built at first use."""
         if stage not in self._collators:
             vocabulary, store = self._vocabulary, self.opened_store
@@ -140,7 +135,7 @@ class PretrainingDataset(Dataset[StepBatches]):
             masked, masker = vocabulary.masked, None
             if masked is not None:
                 masker = Masker(self.recipe.masking, masked, max_predictions=source.stage.predictions)
-            self._collators[stage] = Collator(StageIndex(source, cache=self.cache), masker)
+            self._collators[stage] = collate.Collator(StageIndex(source, cache=self.cache), masker)
         return self._collators[stage]
 
     @cached_property
@@ -271,5 +266,5 @@ def _unpickled_step(
             size = length * dtype.itemsize
             tensors[name] = flat[start : start + size].view(dtype)
             start += size + -size % _ALIGNMENT
-        micros.append(PretrainingBatch.from_tensors(tensors, longest=longest))
+        micros.append(collate.PretrainingBatch.from_tensors(tensors, longest=longest))
     return StepBatches(index, tuple(micros), counts)

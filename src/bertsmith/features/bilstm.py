@@ -10,12 +10,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 
 from bertsmith.features.layer_states import layer_name, layer_numbers
 from bertsmith.model.encoder import largest_of_rows, mean_of_rows
 from bertsmith.model.heads import exact_outputs
 from bertsmith.model.network import Network
+from bertsmith.model.recurrent import ReadingOrder
 from bertsmith.packed import Layout, PackedBatch
 from bertsmith.recipe.finetuning_schema import FeaturesSection
 
@@ -61,16 +61,7 @@ class PackedBiLstm(nn.Module):
 
     def forward(self, values_TD: Tensor, layout: Layout) -> Tensor:
         """Return both directions' states of each row [T, 2W]."""
-        # An LSTM expects all first rows, with the longest sequence's first, then all second rows, and the
-        # number of each. Ranks by length keep the order the same within each group.
-        starts_S1 = layout.starts_S1.cpu().long()
-        lengths_S = starts_S1.diff()
-        ranks_S = lengths_S.argsort(descending=True, stable=True).argsort()
-        steps_T = torch.arange(int(starts_S1[-1])) - starts_S1[:-1].repeat_interleave(lengths_S)
-        keys_T = steps_T * len(lengths_S) + ranks_S.repeat_interleave(lengths_S)
-        rows_T = keys_T.argsort().to(values_TD.device)
-        states: Tensor = self.lstm(PackedSequence(values_TD[rows_T], steps_T.bincount()))[0].data
-        return states[rows_T.argsort()]
+        return ReadingOrder.of(layout, values_TD.device).read(self.lstm, values_TD)
 
 
 @dataclass(frozen=True, slots=True)

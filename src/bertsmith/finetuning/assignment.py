@@ -15,6 +15,7 @@ from bertsmith.inference.model_path import model_folder
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.idle_keys import FINETUNING_KEYS, free_at_resume
 from bertsmith.recipe.load import Difference, differences, leaves
 from bertsmith.recipe.toml_text import toml_text
 from bertsmith.tasks.example_types import Example
@@ -26,7 +27,7 @@ from bertsmith.training.run_folder import RunFolder
 ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
 MAX_DIFFERENCES = 6
-EPOCHS, FREE_KEYS = "run.epochs", frozenset({"run.keep_state", "run.patience_seconds"})
+EPOCHS, FREE_KEYS = "run.epochs", free_at_resume(FINETUNING_KEYS)
 """More epochs lengthen a finished run; keys that do not affect what is learned may change at any time."""
 ENDED_AFTER = "ended_after"
 """Key in a saved state: the epochs of the run that ended with this state."""

@@ -107,8 +107,8 @@ def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
     if config.kind.head.reads == "tokens":
         what = f"a {config.kind.name} task looks at every token, and no state stands for all"
         raise UserError(what, where="head.pooling", remedy="leave it out")
-    if pooling == "first" and network.config.direction == "left-to-right":
-        what = "the first token of a model that reads from left to right sees no text"
+    if pooling == "first" and (seen := network.config.first_token_sees()):
+        what = f"the first token of this model sees {seen}"
         raise UserError(what, where="head.pooling", remedy="leave it out, or set it to mean")
     set_pooling(network, pooling)
     if pooling == "mean" and not hasattr(network.config, "sentence"):

@@ -324,7 +324,8 @@ def base_name(given: Path) -> str:
 
 def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape, base: str) -> None:
     """Write adapters, and the heads that were trained with them, into an unfinished folder."""
-    architecture, heads = architecture_of(network.config.model_type), _trained_heads(network)
+    architecture = architecture_of(network.config.model_type)
+    heads = [name for name, each in network.heads.items() if any(w.requires_grad for w in each.parameters())]
     low_rank = dict(adapters_of(network))
     tensors = {}
     for name, adapter in low_rank.items():
@@ -364,12 +365,6 @@ def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape
     write_json(folder / ADAPTER_CONFIG, config)
     metadata = {**FOR_TORCH, BASE_FINGERPRINT: fingerprint(network)}
     write_safetensors(folder / ADAPTER_WEIGHTS, held, metadata)
-
-
-def _trained_heads(network: Network) -> list[str]:
-    return [
-        name for name, head in network.heads.items() if any(each.requires_grad for each in head.parameters())
-    ]
 
 
 def _class_with(architecture: Architecture[Any], head: str) -> dict[str, str]:

@@ -13,14 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertsmith.core.errors import UserError
+from bertsmith.inference import fill_mask
 from bertsmith.inference.engine import Engine
-from bertsmith.inference.fill_mask import (
-    Candidate,
-    best_candidates,
-    encode_masked,
-    mask_offsets_in,
-    word_log_probabilities,
-)
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
 from bertsmith.model.encoder_config import need
@@ -42,7 +36,7 @@ class Cosines:
 class LayerGuesses:
     """Guesses after one layer; `final` is the probability here of the last layer's best guess."""
 
-    guesses: tuple[Candidate, ...]
+    guesses: tuple[fill_mask.Candidate, ...]
     final: float
 
 
@@ -108,7 +102,7 @@ def inspect_similarity(bert: Bert, texts: Iterable[str | TokenizedText]) -> list
 def inspect_guesses(bert: Bert, text: str | TokenizedText, top: int) -> list[MaskLayers]:
     """Return, for each mask of a text, the masked-language head's guesses from every layer."""
     engine = bert.engine
-    (masked,) = encode_masked(engine, [text], truncate=False)
+    (masked,) = fill_mask.encode_masked(engine, [text], truncate=False)
     rows_P = torch.tensor(masked.indices, device=engine.device)
     batch = pack([masked.encoded.ids], [masked.encoded.segments]).to(engine.device)
     encoder = engine.network.encoder
@@ -116,8 +110,8 @@ def inspect_guesses(bert: Bert, text: str | TokenizedText, top: int) -> list[Mas
         *states, last_ND = encoder.hidden_states(batch)
         # In a pre-norm encoder, what a head reads was normalised once more at the end.
         after = [*(encoder.after(state_ND) for state_ND in states), last_ND]
-        scores = [word_log_probabilities(engine, state_ND, rows_P) for state_ND in after]
-    spans = mask_offsets_in(masked.text, masked.encoded, bert.tokenizer)
+        scores = [fill_mask.word_log_probabilities(engine, state_ND, rows_P) for state_ND in after]
+    spans = fill_mask.mask_offsets_in(masked.text, masked.encoded, bert.tokenizer)
     return [
         MaskLayers(start, end, _guesses_of(engine, [layer_PV[mask] for layer_PV in scores], top))
         for mask, (start, end) in enumerate(spans)
@@ -127,7 +121,7 @@ def inspect_guesses(bert: Bert, text: str | TokenizedText, top: int) -> list[Mas
 def _guesses_of(engine: Engine, layers_V: Sequence[Tensor], top: int) -> tuple[LayerGuesses, ...]:
     best = int(layers_V[-1].argmax())
     return tuple(
-        LayerGuesses(tuple(best_candidates(engine, each_V, top)), float(each_V[best].exp()))
+        LayerGuesses(tuple(fill_mask.best_candidates(engine, each_V, top)), float(each_V[best].exp()))
         for each_V in layers_V
     )
 

@@ -14,18 +14,10 @@ from torch import Tensor
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder
 from bertsmith.core.steps import finished
+from bertsmith.inference import fill_mask
 from bertsmith.inference.adapter_folder import adapted_model, base_folder, read_adapter
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.engine import Engine, make_ready, usable_device
-from bertsmith.inference.fill_mask import (
-    Candidate,
-    Extension,
-    Filling,
-    encode_masked,
-    extend_text,
-    fill_each_mask,
-    fill_jointly,
-)
 from bertsmith.inference.finetuned_folder import (
     FINETUNED_FILES,
     FinetunedTask,
@@ -106,7 +98,9 @@ def load(
         raise UserError("is no adapter, and needs no base", where=str(folder), remedy="leave the base out")
     whole = folder if adapter is None else base_folder(folder, given=base)
     model = read_model(whole, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32)
-    finetuned, tokenizer = read_finetuned(folder), Tokenizer.load(_tokenizer_folder(folder, whole))
+    finetuned = read_finetuned(folder)
+    # An adapter's folder need not have a tokenizer.
+    tokenizer = Tokenizer.load(transformer_folder(folder if has_tokenizer(folder) else whole))
     if adapter is not None:
         adapted = adapted_model(model, adapter, finetuned)
         model = replace(adapted, network=merged_network(adapted.network))
@@ -132,11 +126,6 @@ def load_task_model(
     from bertsmith.inference.task_model import task_model_of  # it imports what only training needs
 
     return task_model_of(bert.engine.network, bert.finetuned, bert.engine)
-
-
-def _tokenizer_folder(folder: Path, base: Path) -> Path:
-    """Return the folder of the tokenizer: this one, or the base of an adapter without a tokenizer."""
-    return transformer_folder(folder if has_tokenizer(folder) else base)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -304,38 +293,38 @@ class Bert:
             raise UserError(f"unknown pooling {pooling!r}", remedy=f"choose one of {', '.join(POOLINGS)}")
         if pooling == "pooler":
             self._need("pooler", "embed texts by it")
-        if pooling in ("cls", "pooler") and self.model.network.config.direction == "left-to-right":
-            what = "the first token of a model that reads from left to right sees nothing of the text"
+        if pooling in ("cls", "pooler") and (seen := self.model.network.config.first_token_sees()):
+            what = f"the first token of this model sees {seen}"
             raise UserError(what, remedy="choose another pooling, such as mean")
 
     @cached_property
     def _direction_of_no_text(self) -> Tensor:
         return direction_of_no_text(self.engine)
 
-    def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[Candidate]]:
+    def fill(self, text: str, *, top: int = 5, truncate: bool = False) -> list[list[fill_mask.Candidate]]:
         """Return the most probable tokens for each mask of the text, each mask independently."""
         (candidates,) = self.fill_each([text], top=top, truncate=truncate)
         return candidates
 
     def fill_each(
         self, texts: Iterable[str | TokenizedText], *, top: int = 5, truncate: bool = False
-    ) -> list[list[list[Candidate]]]:
+    ) -> list[list[list[fill_mask.Candidate]]]:
         """Return the most probable tokens for each mask of each text."""
         self._need("mlm", ABILITIES["fill"])
-        return fill_each_mask(self.engine, texts, top=top, truncate=truncate)
+        return fill_mask.fill_each_mask(self.engine, texts, top=top, truncate=truncate)
 
     def fill_jointly(
         self, text: str, *, top: int = 5, beam: int = 10, truncate: bool = False
-    ) -> list[Filling]:
+    ) -> list[fill_mask.Filling]:
         """Return the most probable fillings of all masks together: each sees the tokens chosen before it."""
         self._need("mlm", ABILITIES["fill"])
-        (masked,) = encode_masked(self.engine, [text], truncate=truncate)
-        return fill_jointly(self.engine, masked, top, beam)
+        (masked,) = fill_mask.encode_masked(self.engine, [text], truncate=truncate)
+        return fill_mask.fill_jointly(self.engine, masked, top, beam)
 
-    def extend(self, text: str, *, count: int) -> Iterator[Extension]:
+    def extend(self, text: str, *, count: int) -> Iterator[fill_mask.Extension]:
         """Yield the text with one more token each time; each token costs reading all of it again."""
         self._need("mlm", "extend texts")
-        return extend_text(self.engine, text, count)
+        return fill_mask.extend_text(self.engine, text, count)
 
     def likelihood(self, texts: Iterable[str], *, truncate: bool = False) -> list[Likelihood]:
         """Return the likelihood of each text and of each of its words; special tokens are not counted.

@@ -18,13 +18,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
 from bertsmith.inference.engine import Engine
 from bertsmith.inference.text_reader import TextInput
-from bertsmith.model.encoder import (
-    first_of_rows,
-    largest_of_rows,
-    last_of_rows,
-    mean_of_rows,
-    root_mean_of_rows,
-)
+from bertsmith.model import encoder
 from bertsmith.model.sentence_modules import Pooling
 from bertsmith.packed import PackedBatch
 
@@ -33,12 +27,12 @@ Vectors = Sequence[Sequence[float]] | ArrayLike
 
 MIN_LENGTH = 1e-12
 POOLS = {
-    "mean": mean_of_rows,
-    "cls": first_of_rows,
-    "max": largest_of_rows,
-    "mean_sqrt_len_tokens": root_mean_of_rows,
-    "lasttoken": last_of_rows,
-    "centred": mean_of_rows,
+    "mean": encoder.mean_of_rows,
+    "cls": encoder.first_of_rows,
+    "max": encoder.largest_of_rows,
+    "mean_sqrt_len_tokens": encoder.root_mean_of_rows,
+    "lasttoken": encoder.last_of_rows,
+    "centred": encoder.mean_of_rows,
 }
 """Functions from the last states to a vector. The pooler is a head; "centred" then subtracts a direction."""
 
@@ -61,7 +55,7 @@ def direction_of_no_text(engine: Engine) -> Tensor:
         return torch.zeros(engine.network.config.width)
 
     def mean(batch: PackedBatch) -> list[Tensor]:
-        return list(mean_of_rows(engine.network(batch), batch.layout).float().cpu())
+        return list(encoder.mean_of_rows(engine.network(batch), batch.layout).float().cpu())
 
     (mean_D,) = engine.predict_encoded([encoded], mean)
     return torch.nn.functional.normalize(mean_D, dim=-1)

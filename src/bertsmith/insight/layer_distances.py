@@ -7,6 +7,7 @@ Shapes: L layers, T packed tokens, D width.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -108,7 +109,7 @@ def _draw(
     figure: "Figure", found: Mapping[str, LayerDistances], untrained: Mapping[str, LayerDistances]
 ) -> None:
     left, right = figure.subplots(1, 2)
-    for (name, each), colour in zip(found.items(), _colours(len(found)), strict=True):
+    for (name, each), colour in zip(found.items(), cycle([BLUE, RED, GREEN, GREY]), strict=False):
         layers = range(1, len(each.distances_L) + 1)
         left.plot(layers, each.distances_L, color=colour, marker="o", label=name)
         right.plot(layers, each.angles_L, color=colour, marker="o", label=name)
@@ -124,8 +125,3 @@ def _draw(
     title = "Between the input and the output of each layer (dotted: untrained)"
     figure.suptitle(title, x=0.01, ha="left", weight="bold")
     figure.tight_layout()
-
-
-def _colours(count: int) -> list[str]:
-    named = [BLUE, RED, GREEN, GREY]
-    return [named[number % len(named)] for number in range(count)]

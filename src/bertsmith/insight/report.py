@@ -44,6 +44,12 @@ class Table:
         rule = "  ".join("-" * width for width in widths)
         return "\n".join([self.title, "", written[0], rule, *written[1:], *(f"  {n}" for n in self.notes)])
 
+    def markdown(self) -> str:
+        """Format the table as Markdown."""
+        lines = [list(self.columns), ["---"] * len(self.columns), *self.shown_rows()]
+        rows = (f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+        return "\n".join([f"## {self.title}", "", *rows, "", *(f"- {note}" for note in self.notes)])
+
     def shown_rows(self) -> list[list[str]]:
         """Return the cells as text."""
         return [[_shown(cell) for cell in row] for row in self.rows]
@@ -73,6 +79,10 @@ class Report:
     def text(self) -> str:
         """Format all tables."""
         return "\n\n".join(table.text() for table in self.tables) + "\n"
+
+    def markdown(self) -> str:
+        """Format all tables as Markdown."""
+        return "\n\n".join(table.markdown() for table in self.tables) + "\n"
 
 
 def write_report(report: Report, out: Path) -> None:

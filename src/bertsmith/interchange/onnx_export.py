@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, atomic_path, check_not_taken, write_json
 from bertsmith.inference.finetuned_folder import FinetunedTask
-from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.inference.loaded_model import load
 from bertsmith.model.inference_network import stored_weights
 from bertsmith.model.model_folder import published_config
 from bertsmith.model.network import Network, set_pooling
@@ -62,7 +62,9 @@ def export_onnx(
     else:
         with atomic_folder(out) as fresh:
             _write(made, fresh / MODEL_FILE)
-            _write_files(bert, fresh)
+            write_json(fresh / "config.json", published_config(bert.model))
+            bert.tokenizer.save(fresh)
+            bert.model.sentence.write(fresh)
     inputs, outputs = (tuple(each.name for each in some) for some in (made.graph.input, made.graph.output))
     return Exported(out if alone else out / MODEL_FILE, chosen, OPSET, inputs, outputs, notes)
 
@@ -121,10 +123,3 @@ def _write(made: "onnx.ModelProto", file: Path) -> None:
         return
     onnx.checker.check_model(made)
     file.write_bytes(made.SerializeToString(deterministic=True))
-
-
-def _write_files(bert: Bert, folder: Path) -> None:
-    """Write the other files that loaders need."""
-    write_json(folder / "config.json", published_config(bert.model))
-    bert.tokenizer.save(folder)
-    bert.model.sentence.write(folder)

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from bertsmith.interchange.onnx_graph import IR_VERSION, OPSET, Graph, Value
+from bertsmith.model import transformer
 from bertsmith.model.attention import EVERYTHING, AttentionRule
 from bertsmith.model.disentangled_attention import DisentangledAttention
 from bertsmith.model.encoder_config import need
@@ -22,17 +23,6 @@ from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Transf
 from bertsmith.model.network import Network
 from bertsmith.model.quantised_weights import QuantisedEmbedding
 from bertsmith.model.rotary import NormalisedRotary, Rotary
-from bertsmith.model.transformer import (
-    Block,
-    Embeddings,
-    FeedForward,
-    GatedFeedForward,
-    PositionTable,
-    PostNormBlock,
-    SegmentTable,
-    SelfAttention,
-    Transformer,
-)
 
 HIDDEN = {np.float32: -1e9, np.float16: -1e4}
 """Value to add to the score of a hidden token. It is finite: a row without visible tokens is padding and
@@ -91,15 +81,15 @@ class _NetworkWriter:
     def hidden_states(self) -> Value:
         """Return the last states [B, N, D]."""
         given = self.network.encoder
-        encoder = need(given if isinstance(given, Transformer) else None, "form in ONNX")
+        encoder = need(given if isinstance(given, transformer.Transformer) else None, "form in ONNX")
         hidden = self._embedded(encoder.embeddings)
         for number in encoder.order:
             block = encoder.blocks[number]
-            assert isinstance(block, Block), "every member is made of these"
+            assert isinstance(block, transformer.Block), "every member is made of these"
             hidden = self._after_block(block, hidden)
         return self.graph.norm(encoder.final_norm, hidden)
 
-    def _embedded(self, embeddings: Embeddings) -> Value:
+    def _embedded(self, embeddings: transformer.Embeddings) -> Value:
         graph = self.graph
         summed = self._rows(embeddings.words, self.inputs.ids)
         for table in embeddings.added.values():
@@ -111,10 +101,10 @@ class _NetworkWriter:
     def _added(self, table: nn.Embedding) -> Value:
         """Return the vectors of positions, segments or task types."""
         graph = self.graph
-        if isinstance(table, PositionTable):
+        if isinstance(table, transformer.PositionTable):
             places = graph.op("Add", graph.range(self.inputs.ids), graph.integer(table.first))
             return graph.op("Gather", graph.weight(table.weight), places)
-        if isinstance(table, SegmentTable) and self.inputs.segments is not None:
+        if isinstance(table, transformer.SegmentTable) and self.inputs.segments is not None:
             return graph.op("Gather", graph.weight(table.weight), self.inputs.segments)
         return graph.weight(table.weight[0])  # the same for every token
 
@@ -128,9 +118,9 @@ class _NetworkWriter:
     def _whole_table(self, table: QuantisedEmbedding) -> Value:
         return self.graph.once(("table",), lambda: self.graph.array(table.whole.numpy()))
 
-    def _after_block(self, block: Block, hidden: Value) -> Value:
+    def _after_block(self, block: transformer.Block, hidden: Value) -> Value:
         graph = self.graph
-        if isinstance(block, PostNormBlock):
+        if isinstance(block, transformer.PostNormBlock):
             attended = graph.op("Add", hidden, self._attended(block.attention, hidden))
             hidden = graph.norm(block.attention_norm, attended)
             fed = graph.op("Add", hidden, self._fed_forward(block.feed_forward, hidden))
@@ -142,9 +132,11 @@ class _NetworkWriter:
 
     def _fed_forward(self, layer: nn.Module, hidden: Value) -> Value:
         graph = self.graph
-        assert isinstance(layer, FeedForward | GatedFeedForward), "every member has one of these"
+        assert isinstance(layer, transformer.FeedForward | transformer.GatedFeedForward), (
+            "every member has one of these"
+        )
         expanded = graph.linear(layer.expand, hidden)
-        if isinstance(layer, FeedForward):
+        if isinstance(layer, transformer.FeedForward):
             return graph.linear(layer.contract, graph.activation(layer.activation_name, expanded))
         inner, gate = graph.several("Split", expanded, outputs=2, axis=-1)
         activated = graph.activation(layer.activation_name, inner)
@@ -152,7 +144,7 @@ class _NetworkWriter:
 
     # ---- attention
 
-    def _attended(self, attention: SelfAttention, hidden: Value) -> Value:
+    def _attended(self, attention: transformer.SelfAttention, hidden: Value) -> Value:
         graph, heads = self.graph, attention.heads
         parts = graph.several("Split", graph.linear(attention.project, hidden), outputs=3, axis=-1)
         split = graph.integers(0, 0, heads, attention.project.out_features // (3 * heads))
@@ -166,7 +158,7 @@ class _NetworkWriter:
         joined = graph.op("Reshape", mixed, graph.integers(0, 0, -1))
         return graph.linear(attention.output, joined)
 
-    def _scores(self, attention: SelfAttention, query: Value, key: Value) -> Value:
+    def _scores(self, attention: transformer.SelfAttention, query: Value, key: Value) -> Value:
         """Return the attention scores before the softmax [B, H, N, N]."""
         graph = self.graph
         scores = graph.op("MatMul", query, graph.op("Transpose", key, perm=[0, 1, 3, 2]))
@@ -209,7 +201,7 @@ class _NetworkWriter:
 
         return graph.once(("rule", rule.causal, rule.backwards, rule.window), make)
 
-    def _turned(self, rotary: Rotary, features: Value, attention: SelfAttention) -> Value:
+    def _turned(self, rotary: Rotary, features: Value, attention: transformer.SelfAttention) -> Value:
         graph, pairs = self.graph, attention.project.out_features // (6 * attention.heads)
         if isinstance(rotary, NormalisedRotary):
             features = graph.root_mean_square_norm(features, rotary.eps)

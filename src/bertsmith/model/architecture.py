@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from bertsmith.model.encoder import Encoder
 
@@ -22,6 +22,11 @@ Names = dict[str, tuple[str, ...]]
 """Our parameter name -> the published names whose tensors, one below the other, make it up."""
 
 
+def fill_vector(name: str, vector: "Tensor") -> None:
+    """Set a bias to 0 and a LayerNorm's scales to 1."""
+    vector.fill_(0.0 if name.endswith("bias") else 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class InitialRule:
     """How initial matrices are sampled; the standard deviation may depend on the parameter's name."""
@@ -29,6 +34,8 @@ class InitialRule:
     std: Callable[[str], float]
     cut: float = 2.0
     """Samples beyond this many standard deviations are sampled again (TensorFlow's truncated_normal: 2)."""
+    vector: "Callable[[str, Tensor], None]" = fill_vector
+    """Sets the initial values of a vector, by the parameter's name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,8 @@ Rows = Tensor | slice
 ALL = slice(None)
 Stream = Callable[[PackedBatch], Tensor]
 """Takes a text's next tokens with their positions, keeps what later ones need, and returns their states."""
+Sentence = Literal["first", "last", "mean", "ends"]
+"""What stands for a whole sequence; a function for each is in SENTENCE_STATES."""
 
 
 class Depth(NamedTuple):
@@ -67,7 +69,7 @@ class WordView(NamedTuple):
         return (rows_P + self.offset).clamp(min=0) if self.offset else rows_P
 
 
-BESIDE = {"both": 0, "left-to-right": -1, "right-to-left": 1}
+BESIDE: dict[Direction, int] = {"both": 0, "left-to-right": -1, "right-to-left": 1}
 """Rows from a word to the one that sees all of its side, but not the word."""
 
 
@@ -77,7 +79,7 @@ class Encoder(nn.Module, ABC):
     compilable: ClassVar[bool] = True
     """True if torch.compile can trace it as one graph."""
 
-    def __init__(self, sentence: Literal["first", "last", "mean"] = "first") -> None:
+    def __init__(self, sentence: Sentence = "first") -> None:
         super().__init__()
         self.sentence = sentence
         self.direction: Direction = "both"
@@ -180,7 +182,7 @@ class Encoder(nn.Module, ABC):
         return ALL if rows is None else rows(layout)
 
     def sentence_states(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
-        """What stands for a whole sequence [S, D]: its first row ([CLS]), its last one, or the mean of all.
+        """Return each sequence's state [S, D]: its first row ([CLS]), its last, halves of both, or the mean.
 
         A causal encoder must say "last": its first row sees no text, and a head on it would be a constant.
         """
@@ -261,4 +263,15 @@ def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
     return torch.segment_reduce(values_TD, "max", offsets=layout.starts_S1.long(), axis=0, unsafe=True)
 
 
-SENTENCE_STATES = {"first": first_of_rows, "last": last_of_rows, "mean": mean_of_rows}
+def ends_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
+    """The first half of each sequence's last row, and the second half of its first row [S, D]."""
+    forwards_TE, backwards_TE = values_TD.chunk(2, -1)
+    return torch.cat((forwards_TE[last_rows(layout)], backwards_TE[first_rows(layout)]), -1)
+
+
+SENTENCE_STATES = {
+    "first": first_of_rows,
+    "last": last_of_rows,
+    "mean": mean_of_rows,
+    "ends": ends_of_rows,
+}

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from bertsmith.core.errors import UserError
 from bertsmith.model.activations import ACTIVATIONS
 
-Direction = Literal["both", "left-to-right", "right-to-left"]
-"""Which tokens of its sequence a token sees besides itself: all, those before it, or those behind it."""
+Direction = Literal["both", "left-to-right", "right-to-left", "two-directions"]
+"""Which tokens of its sequence a token sees besides itself: all, those before it, or those behind it. In two
+directions, half of its state sees those before it, and half those behind it."""
 FP32, BF16 = 4, 2
 Part = TypeVar("Part")
 
@@ -52,6 +53,8 @@ class EncoderConfig(ABC):
 
     positions_from_pad_id: ClassVar[bool] = False
     """True if positions are counted from the padding id on (RoBERTa)."""
+    views: ClassVar[int] = 1
+    """States that a word is predicted from."""
     model_type: str
     vocabulary: int
     width: int
@@ -76,6 +79,10 @@ class EncoderConfig(ABC):
     def operations(self, size: PassSize) -> float:
         """Return the operations of all layers in a forward pass."""
 
+    def word_products(self) -> int:
+        """Return the multiplications that score all words for one predicted token."""
+        return (self.width + self.vocabulary) * self.embedding_width
+
     @abstractmethod
     def kept_bytes(self, form: StepForm) -> int:
         """Return the bytes that all layers keep for each token until the backward pass."""
@@ -87,6 +94,14 @@ class EncoderConfig(ABC):
     @abstractmethod
     def layer_bytes(self, form: StepForm) -> int:
         """Return the bytes for each token of its widest layer."""
+
+    def first_token_sees(self) -> str:
+        """Return how little of a text its first token sees; empty if it sees all."""
+        little = {
+            "left-to-right": "nothing of the text",
+            "two-directions": "the text in half of its state only",
+        }
+        return little.get(self.direction, "")
 
     def shape_text(self) -> str:
         """Return its sizes in words."""

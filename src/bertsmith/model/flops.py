@@ -19,7 +19,7 @@ def forward_flops(network: Network, size: PassSize) -> float:
     if "replaced" in network.heads:  # it judges every token, and scores no words
         head = (width**2 + width) * size.tokens
     else:
-        head = (width + config.vocabulary) * config.embedding_width * size.predicted
+        head = config.word_products() * size.predicted
     return config.operations(size) + 2 * head
 
 

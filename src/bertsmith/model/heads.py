@@ -51,7 +51,7 @@ class MaskedLanguageHead(nn.Module):
 
     reads: Reads = "tokens"
 
-    def __init__(self, transform: Transform | nn.Identity, vocabulary: int, *, bias: bool = True) -> None:
+    def __init__(self, transform: nn.Module, vocabulary: int, *, bias: bool = True) -> None:
         super().__init__()
         self.transform = transform
         self.bias = nn.Parameter(torch.zeros(vocabulary)) if bias else None

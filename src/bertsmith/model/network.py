@@ -114,11 +114,11 @@ def new_network(config: EncoderConfig, heads: Mapping[str, int], generator: torc
 
 
 def initialise(module: nn.Module, rule: InitialRule, generator: torch.Generator) -> None:
-    """Sample every matrix, set biases to 0 and LayerNorm scales to 1, in the order of the parameters."""
+    """Sample every matrix and set every vector, in the order of the parameters."""
     with torch.no_grad():
         for name, parameter in module.named_parameters():
             if parameter.dim() < 2:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+                rule.vector(name, parameter)
                 continue
             std = rule.std(name)
             if math.isinf(rule.cut):

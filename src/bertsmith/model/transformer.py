@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,7 @@ from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import flash_fits, packed_attention
 from bertsmith.model.elementwise import Dropout
-from bertsmith.model.encoder import ALL, Depth, Encoder, NamedLinear, Rows, Stack, Stream
+from bertsmith.model.encoder import ALL, Depth, Encoder, NamedLinear, Rows, Sentence, Stack, Stream
 from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.kept_attention import KeptAttention
@@ -302,7 +301,7 @@ class Transformer(Encoder):
         *,
         order: Sequence[int],
         final_norm: nn.Module | None = None,
-        sentence: Literal["first", "last", "mean"] = "first",
+        sentence: Sentence = "first",
     ) -> None:
         super().__init__(sentence)
         self.embeddings = embeddings
@@ -351,6 +350,8 @@ class Transformer(Encoder):
 
     def look(self, direction: Direction) -> None:
         """Let each token see both sides or one only, in training and afterwards."""
+        if direction == "two-directions":  # its states have no halves that see one side each
+            super().look(direction)
         causal, backwards = direction != "both", direction == "right-to-left"
         for part in [each for each in self.modules() if isinstance(each, SelfAttention)]:
             part.training_rule = replace(part.training_rule, causal=causal, backwards=backwards)

@@ -32,6 +32,7 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
     "masked": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
     "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
     "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
+    "two-directions": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
     "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, rtd.declared, rtd.summary, choices=rtd.choices),
     "distilled": ObjectiveSpec(
         distillation.build,

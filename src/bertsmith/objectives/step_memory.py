@@ -62,7 +62,7 @@ class MemoryEstimate:
 
 def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
     """The memory of a step whose micro-batches hold this many tokens."""
-    of_generator, rows = 0, math.ceil(tokens * load.predicted_fraction)
+    of_generator, rows = 0, load.config.views * math.ceil(tokens * load.predicted_fraction)
     of_teacher = 0 if load.teacher is None else load.teacher.layer_bytes(load)  # what is kept is `compared`
     if load.generator is not None:
         smaller = replace(load, config=load.generator, generator=None)
@@ -129,7 +129,8 @@ def _scores(load: TrainingLoad, rows: int) -> int:
     transform = 4 * load.config.width * FP32
     if not _chunked(load):
         return rows * (transform + _scored_row(load))
-    return rows * (transform + load.config.embedding_width * FP32) + bool(rows) * _gradient_of_words(load)
+    kept = rows * (transform + load.config.embedding_width * FP32)
+    return kept + load.config.views * bool(rows) * _gradient_of_words(load)
 
 
 def _chunk(load: TrainingLoad, rows: int) -> int:

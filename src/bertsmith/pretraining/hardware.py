@@ -24,6 +24,7 @@ from bertsmith.objectives.step_memory import (
     largest_micro_batch,
 )
 from bertsmith.recipe.data_sections import Stage
+from bertsmith.recipe.model_section import keys_of
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.distributed import World
 from bertsmith.training.memory_share import plannable_gpu_bytes, share_of
@@ -200,9 +201,10 @@ def choices(recipe: Recipe) -> list[str]:
         if recipe.examples.pairs != "sentence-pair":
             size += " (a deviation: published are sequences)"
     masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"
+    has_activation = "activation" in keys_of(recipe.model.type)
     return [
         f"{recipe.name}: {size}, pairs {recipe.examples.pairs}, {masking}",
-        f"{optimizer_text(recipe.optim)}, {recipe.model.activation}",
+        ", ".join([optimizer_text(recipe.optim), *([recipe.model.activation] if has_activation else [])]),
         *_shown_text(recipe),
         *_average_text(recipe),
         *OBJECTIVES[recipe.examples.objective].choices(recipe),

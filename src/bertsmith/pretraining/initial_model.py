@@ -40,6 +40,7 @@ SIDES: dict[Direction, str] = {
     "both": "both sides of a token",
     "left-to-right": "what stands before a token",
     "right-to-left": "what stands behind a token",
+    "two-directions": "one side of a token in each half of its state",
 }
 
 

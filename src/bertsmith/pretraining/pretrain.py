@@ -56,6 +56,7 @@ from bertsmith.pretraining.run_setup import (
     run_folder,
     set_up,
 )
+from bertsmith.recipe.idle_keys import PRETRAINING_KEYS, free_at_resume
 from bertsmith.recipe.load import differences, load_recipe, preset_names
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.background_saving import BackgroundSaving
@@ -85,13 +86,7 @@ masked words right), and the usual speed of training as a fraction of that of ma
 BYTES_WRITTEN_A_SECOND, SECONDS_FOR_FILES = 2e8, 4.0
 """Bytes per second to an ordinary disk with checksums, and seconds for a small checkpoint, model and
 tokenizer."""
-FREE_KEYS = {
-    f"run.{key}"
-    for key in (
-        *("loader_workers", "log_every_steps", "evaluate_every_steps", "evaluation_sequences", "device"),
-        *("save_every_steps", "save_every_minutes", "keep_last", "keep_at", "parallel", "patience_seconds"),
-    )
-}
+FREE_KEYS = free_at_resume(PRETRAINING_KEYS)
 """Keys that may change when a run resumes: beyond rounding, they do not affect the trained model."""
 BUDGET_KEYS = {f"run.{key}" for key in ("budget", "steps", "tokens", "minutes")}
 

@@ -8,7 +8,7 @@ from bertsmith.model.encoder_config import Direction
 from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
-Objective = Literal["masked", "replaced", "distilled", "left-to-right", "right-to-left"]
+Objective = Literal["masked", "replaced", "distilled", "left-to-right", "right-to-left", "two-directions"]
 """Training objectives of a step; objectives/registry.py, which loads torch, defines each."""
 PairHead = Literal["nsp", "sop", "none"]
 
@@ -30,7 +30,8 @@ class ExamplesSection(Section):
     objective: Objective = "masked"
     """masked: masked LM; replaced: detect the tokens that a small masked LM replaced (ELECTRA; for model.type
     electra and modernbert); distilled: masked LM and a teacher (the distill section); left-to-right and
-    right-to-left: one-sided baselines."""
+    right-to-left: one-sided baselines; two-directions: both of these in one model (ELMo; for model.type
+    elmo)."""
     pairs: Literal["nsp", "sop", "sentence-pair", "full-sentences", "doc-sentences", "none"] = "nsp"
     """nsp: next-sentence pairs of segments (BERT); sop: sentence order (ALBERT); sentence-pair: nsp of single
     sentences; full-sentences and doc-sentences: sequences filled to the length across or within documents
@@ -66,7 +67,9 @@ class ExamplesSection(Section):
     @property
     def sees(self) -> Direction:
         """The side of a token that the model sees: whoever predicts a neighbour must not see it."""
-        return self.objective if self.objective in ("left-to-right", "right-to-left") else "both"
+        if self.objective in ("left-to-right", "right-to-left", "two-directions"):
+            return self.objective
+        return "both"
 
     @property
     def masks_tokens(self) -> bool:
@@ -90,23 +93,7 @@ class ExamplesSection(Section):
         return self
 
     @model_validator(mode="after")
-    def weight_is_of_pairs(self) -> "ExamplesSection":
-        if self.pair_weight != 1 and self.pair_head == "none":
-            raise RuleError(
-                f"examples.pair_weight is not for examples.pairs = {self.pairs}, which has no pairs",
-                keys=("examples.pair_weight", "examples.pairs"),
-                remedy="set it to 1, or set examples.pairs to nsp, sop or sentence-pair",
-            )
-        return self
-
-    @model_validator(mode="after")
     def short_sequences_are_filled(self) -> "ExamplesSection":
-        if self.single_fraction and self.pair_head == "none":
-            raise RuleError(
-                f"examples.single_fraction is not for examples.pairs = {self.pairs}, which has no pairs",
-                keys=("examples.single_fraction", "examples.pairs"),
-                remedy="set it to 0, or set examples.pairs to nsp, sop or sentence-pair",
-            )
         is_filled = self.pairs in ("full-sentences", "doc-sentences") or self.single_fraction
         if self.short_fraction and not is_filled:
             raise RuleError(
@@ -169,12 +156,6 @@ class MaskingSection(Section):
             )
         if self.levels and abs(sum(level.fraction for level in self.levels) - 1) > 1e-6:
             raise RuleError("the fractions of masking.levels must add up to 1", keys=("masking.levels",))
-        if self.final_rate != "rate" and self.masks == "static":
-            raise RuleError(
-                "masking.final_rate needs masks that are made anew, and masking.masks is static",
-                keys=("masking.final_rate", "masking.masks"),
-                remedy="set masking.masks to dynamic",
-            )
         if self.smoothing and (self.unit != "token" or self.levels):
             raise RuleError(
                 "masking.smoothing is for tokens that are chosen one by one",

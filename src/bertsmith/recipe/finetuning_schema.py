@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from bertsmith.recipe.distill_section import TaskDistillSection
-from bertsmith.recipe.optim_section import OptimSection, Schedule
-from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
+from bertsmith.recipe.optim_section import OPTIM_ONLY, OptimSection, Schedule
+from bertsmith.recipe.section import Count, Fraction, Off, Only, RuleError, Section
 
 
 class TextSection(Section):
@@ -177,6 +177,17 @@ class AnswersSection(Section):
 class FinetuningRecipe(Section):
     """A complete fine-tuning recipe."""
 
+    ONLY = (
+        *OPTIM_ONLY,
+        Only(("run.patience",), "run.keep", ("best",)),
+        Only(tuple(f"lora.{key}" for key in LoraSection.model_fields), "head.encoder", ("lora",)),
+        Only(
+            ("run.recompute", "run.dropout", "run.attention_dropout"),
+            "head.encoder",
+            ("tuned", "lora"),
+        ),
+    )
+
     task: str
     """The task's name."""
     text: TextSection = TextSection()
@@ -189,21 +200,6 @@ class FinetuningRecipe(Section):
     distill: TaskDistillSection = TaskDistillSection()
 
     @model_validator(mode="after")
-    def patience_keeps_the_best(self) -> "FinetuningRecipe":
-        if self.run.patience != "off" and self.run.keep == "last":
-            what = "run.patience waits for better weights, and run.keep = last would drop them"
-            raise RuleError(what, keys=("run.patience", "run.keep"), remedy="--set run.keep=best")
-        return self
-
-    @model_validator(mode="after")
-    def only_lora_has_adapters(self) -> "FinetuningRecipe":
-        if self.head.encoder != "lora" and self.lora != LoraSection():
-            key = next(name for name, value in self.lora if value != getattr(LoraSection(), name))
-            what = f"head.encoder = {self.head.encoder} has no adapters, and lora.{key} is about them"
-            raise RuleError(what, keys=(f"lora.{key}", "head.encoder"), remedy="--set head.encoder=lora")
-        return self
-
-    @model_validator(mode="after")
     def only_frozen_features_have_layers(self) -> "FinetuningRecipe":
         # Tasks bring the published features along, even if they are not used.
         idle = self.features in (FeaturesSection(), PUBLISHED_FEATURES)
@@ -212,23 +208,6 @@ class FinetuningRecipe(Section):
             what = f"head.encoder = {self.head.encoder} reads no features, and features.{key} is about them"
             remedy = "--set head.encoder=frozen-features"
             raise RuleError(what, keys=(f"features.{key}", "head.encoder"), remedy=remedy)
-        return self
-
-    @model_validator(mode="after")
-    def only_an_encoder_that_learns_recomputes(self) -> "FinetuningRecipe":
-        if self.run.recompute and self.head.encoder not in ("tuned", "lora"):
-            what = f"head.encoder = {self.head.encoder} keeps nothing of its layers that could be recomputed"
-            raise RuleError(what, keys=("run.recompute", "head.encoder"), remedy="--set run.recompute=false")
-        return self
-
-    @model_validator(mode="after")
-    def only_an_encoder_that_learns_drops_out(self) -> "FinetuningRecipe":
-        for key in ("dropout", "attention_dropout"):
-            if getattr(self.run, key) != "model" and self.head.encoder not in ("tuned", "lora"):
-                what = (
-                    f"head.encoder = {self.head.encoder} stays as it is, and run.{key} is about its training"
-                )
-                raise RuleError(what, keys=(f"run.{key}", "head.encoder"), remedy=f"leave run.{key} out")
         return self
 
     @model_validator(mode="after")

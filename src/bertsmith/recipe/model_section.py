@@ -28,7 +28,7 @@ class ModelSection(Section):
     type: ModelType = "bert"
     """Architecture; xlm-roberta, camembert and deberta-v2 only continue from a model folder (start.model)."""
     layers: Count = 12
-    """Transformer layers."""
+    """Number of layers."""
     width: Count = 768
     """Width of the hidden states."""
     heads: Count = 12
@@ -36,8 +36,11 @@ class ModelSection(Section):
     inner: Count = 3072
     """Width inside the feed-forward layer: four times the width in every published size except ModernBERT's,
     where it is the width of each of two halves."""
+    cell: Count = 4096
+    """Width of the LSTM cells of a direction (elmo), whose states are projected to half of the width."""
     embedding_width: Count | Literal["width"] = "width"
-    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere the hidden width."""
+    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere the hidden width (in ELMo its
+    half, that of one direction)."""
     positions: Count = 512
     """Longest sequence in tokens."""
     segments: Annotated[int, Field(ge=0)] = 2

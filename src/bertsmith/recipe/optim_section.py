@@ -4,12 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from bertsmith.recipe.section import Fraction, Off, RuleError, Section
+from bertsmith.recipe.section import Fraction, Off, Only, RuleError, Section
 
 Algorithm = Literal["adamw", "lamb", "muon"]
 """Optimisers; training/optimizers.py, which loads torch, defines each."""
 Schedule = Literal["google", "linear", "slanted", "constant", "wsd", "cosine"]
 """Learning-rate schedules, after the warm-up."""
+
+
+OPTIM_ONLY = (
+    Only(("optim.muon_momentum", "optim.muon_scale"), "optim.algorithm", ("muon",)),
+    Only(("optim.decay_from",), "optim.schedule", ("wsd",)),
+)
 
 
 class OptimSection(Section):
@@ -57,16 +63,7 @@ class OptimSection(Section):
     columns)) (Moonlight), with rates as for Adam."""
 
     @model_validator(mode="after")
-    def settings_are_of_this_algorithm_and_schedule(self) -> "OptimSection":
-        owners = {"muon_momentum": ("algorithm", "muon"), "muon_scale": ("algorithm", "muon")}
-        owners |= {"decay_from": ("schedule", "wsd")}
-        for key, (choice, value) in owners.items():
-            if getattr(self, choice) != value and getattr(self, key) != type(self).model_fields[key].default:
-                raise RuleError(
-                    f"optim.{key} is for optim.{choice} = {value}, which is {getattr(self, choice)}",
-                    keys=(f"optim.{key}", f"optim.{choice}"),
-                    remedy=f"--set optim.{choice}={value}, or leave optim.{key} out",
-                )
+    def decay_begins_after_the_warm_up(self) -> "OptimSection":
         if self.schedule == "wsd" and self.decay_from < self.warmup_fraction:
             raise RuleError(
                 f"optim.decay_from = {self.decay_from:g} lies in the warm-up, which takes "

@@ -8,8 +8,8 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.recipe.data_sections import BatchSection, ExamplesSection, MaskingSection, ReplacedSection
 from bertsmith.recipe.distill_section import DistillSection
 from bertsmith.recipe.model_section import ModelSection
-from bertsmith.recipe.optim_section import OptimSection
-from bertsmith.recipe.section import Count, Off, RuleError, Section
+from bertsmith.recipe.optim_section import OPTIM_ONLY, OptimSection
+from bertsmith.recipe.section import Count, Off, Only, RuleError, Section
 
 
 class StartSection(Section):
@@ -87,6 +87,16 @@ class RunSection(Section):
 
 class Recipe(Section):
     """A complete pre-training recipe."""
+
+    ONLY = (
+        *OPTIM_ONLY,
+        Only(
+            ("examples.pair_weight", "examples.single_fraction"),
+            "examples.pairs",
+            ("nsp", "sop", "sentence-pair"),
+        ),
+        Only(("masking.final_rate",), "masking.masks", ("dynamic",)),
+    )
 
     name: str = "bert-base"
     """Name of the recipe in logs and on the model card."""

@@ -1,8 +1,9 @@
 """Base of every recipe section: frozen, unknown keys rejected, rules between keys."""
 
-from typing import Annotated, Literal
+from operator import attrgetter
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -17,7 +18,30 @@ class RuleError(ValueError):
         super().__init__(what)
 
 
+class Only(NamedTuple):
+    """Keys that apply only if another key has one of some values; else they keep their defaults."""
+
+    keys: tuple[str, ...]
+    choice: str
+    values: tuple[object, ...]
+
+
 class Section(BaseModel):
-    """A part of a recipe."""
+    """A part of a recipe, or a whole one."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+    ONLY: ClassVar[tuple[Only, ...]] = ()
+    """Rules between keys of this recipe, by their dotted names."""
+
+    @model_validator(mode="after")
+    def chosen_keys_apply(self) -> Self:
+        for keys, choice, values in self.ONLY:
+            given = attrgetter(choice)(self)
+            for name in () if given in values else keys:
+                section, _, key = name.rpartition(".")
+                owner = attrgetter(section)(self)
+                if getattr(owner, key) != type(owner).model_fields[key].default:
+                    what = f"{name} applies only to {choice} = {' or '.join(map(str, values))}, not {given}"
+                    remedy = f"--set {choice}={values[0]}, or leave {name} out"
+                    raise RuleError(what, keys=(name, choice), remedy=remedy)
+        return self

@@ -11,23 +11,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from bertsmith.core.version import VERSION
+from bertsmith.serve import middleware
 from bertsmith.serve.api_errors import INTERNAL_ERROR, ApiError, error_response
 from bertsmith.serve.early_rejection import EarlyRejection
 from bertsmith.serve.json_route import JsonRoutes
 from bertsmith.serve.look_routes import look_routes
-from bertsmith.serve.middleware import (
-    REQUEST_CONTEXT,
-    ApiKey,
-    BodyLimit,
-    Cors,
-    Deadline,
-    Draining,
-    HeadAsGet,
-    HostCheck,
-    LoadShedding,
-    RequestLog,
-    ServerStatus,
-)
 from bertsmith.serve.model_registry import ModelRegistry, ServedModel, open_models
 from bertsmith.serve.monitoring import Metrics
 from bertsmith.serve.openai_api import openai_routes
@@ -52,7 +40,7 @@ class Application:
 
     def __init__(self, config: ServerConfig, remote: RemoteModels | None = None) -> None:
         limits = config.limits
-        self.status, self.metrics, self.remote = ServerStatus(), Metrics(), remote
+        self.status, self.metrics, self.remote = middleware.ServerStatus(), Metrics(), remote
         self.metrics.watch_requests(lambda: self.status.open_requests)
         if remote is None:
             local = open_models(config, self.metrics.count_batch)
@@ -77,13 +65,15 @@ class Application:
         self._api.state.paths = paths_by_method(routes)
 
         # The innermost middleware first.
-        json_routes = JsonRoutes(HeadAsGet(self._api), routes)
-        self.body_limit = BodyLimit(Deadline(json_routes, limits), self.models, limits)
-        app: ASGIApp = ApiKey(self.body_limit, config.api_key) if config.api_key else self.body_limit
-        self.load_shedding = LoadShedding(app, self.status, self.models, limits)
-        app = Draining(self.load_shedding, self.status)
-        request_log = RequestLog(
-            HostCheck(app, config.allow_hosts),
+        json_routes = JsonRoutes(middleware.HeadAsGet(self._api), routes)
+        self.body_limit = middleware.BodyLimit(middleware.Deadline(json_routes, limits), self.models, limits)
+        app: ASGIApp = (
+            middleware.ApiKey(self.body_limit, config.api_key) if config.api_key else self.body_limit
+        )
+        self.load_shedding = middleware.LoadShedding(app, self.status, self.models, limits)
+        app = middleware.Draining(self.load_shedding, self.status)
+        request_log = middleware.RequestLog(
+            middleware.HostCheck(app, config.allow_hosts),
             self.status,
             self.metrics,
             limits=limits,
@@ -91,7 +81,7 @@ class Application:
         )
         cors = None
         if config.allow_origins:
-            cors = Cors(
+            cors = middleware.Cors(
                 request_log,
                 allow_origins=config.allow_origins,
                 allow_methods=["GET", "POST"],
@@ -223,4 +213,4 @@ async def _on_exception(request: Request, failure: Exception) -> Response:
 
 
 def _response(request: Request, error: ApiError) -> Response:
-    return error_response(error, request.scope[REQUEST_CONTEXT].request_id)
+    return error_response(error, request.scope[middleware.REQUEST_CONTEXT].request_id)

@@ -9,16 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from bertsmith.serve import middleware
 from bertsmith.serve.api_errors import error_response, overloaded
-from bertsmith.serve.middleware import (
-    Cors,
-    LoadShedding,
-    RawHeaders,
-    RequestContext,
-    RequestLog,
-    request_id_of,
-    with_common_headers,
-)
 
 ID_BLANK = b"~"
 """Placeholder for each letter of the request id in a prepared response, used nowhere else in it."""
@@ -27,16 +19,21 @@ ID_BLANK = b"~"
 class EarlyRejection:
     """Decides which requests to reject, and how; counts all of them, and logs one per second and route."""
 
-    def __init__(self, load_shedding: LoadShedding, request_log: RequestLog, cors: Cors | None) -> None:
+    def __init__(
+        self,
+        load_shedding: middleware.LoadShedding,
+        request_log: middleware.RequestLog,
+        cors: middleware.Cors | None,
+    ) -> None:
         self._load_shedding, self._request_log, self._cors = load_shedding, request_log, cors
 
     def of(self, scope: Mapping[str, Any]) -> bytes | None:
         """Return the response that rejects a request, from the headers on, or None if there may be room."""
         if not self._load_shedding.rejects(scope["method"]):
             return None
-        headers: RawHeaders = scope["headers"]
+        headers: middleware.RawHeaders = scope["headers"]
         route = self._request_log.route_of(scope["path"])
-        context = RequestContext(request_id_of(headers), route, status=429)
+        context = middleware.RequestContext(middleware.request_id_of(headers), route, status=429)
         head, body = prepared_rejection(self._load_shedding.retry_seconds(), len(context.request_id))
         request_id = context.request_id.encode()
         added = header_lines(self._cors.headers_for(headers)) if self._cors else b""
@@ -49,9 +46,9 @@ def prepared_rejection(retry_seconds: int, id_length: int) -> tuple[bytes, bytes
     """Return the headers and body of a rejection, with placeholders for an id of this length."""
     blanks = ID_BLANK.decode() * id_length
     response = error_response(overloaded(retry_seconds), blanks)
-    return header_lines(with_common_headers(response.raw_headers, blanks)), bytes(response.body)
+    return header_lines(middleware.with_common_headers(response.raw_headers, blanks)), bytes(response.body)
 
 
-def header_lines(headers: RawHeaders) -> bytes:
+def header_lines(headers: middleware.RawHeaders) -> bytes:
     """Return headers in the form in which they are sent."""
     return b"".join(b"%b: %b\r\n" % each for each in headers)

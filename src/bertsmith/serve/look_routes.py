@@ -9,33 +9,11 @@ import numpy as np
 from fastapi import APIRouter
 from numpy.typing import NDArray
 
-from bertsmith.inference.outputs import Classification
 from bertsmith.inference.text_reader import Reader, TokenizedText
 from bertsmith.inference.text_words import TextWords
+from bertsmith.serve import look_schemas as views
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, check_size
-from bertsmith.serve.look_schemas import (
-    AttentionResponse,
-    EmbeddingRequest,
-    EmbeddingResponse,
-    GuessesRequest,
-    GuessesResponse,
-    HeadRequest,
-    HeadResponse,
-    HeadsResponse,
-    HeadStepsRequest,
-    HeadStepsResponse,
-    IntrospectionRequest,
-    SensesRequest,
-    SensesResponse,
-    SimilarityRequest,
-    SimilarityResponse,
-    TokensRequest,
-    TokensResponse,
-    WordsRequest,
-    WordsResponse,
-    WordView,
-)
 from bertsmith.serve.routes import classify_texts
 from bertsmith.serve.server_config import Limits
 from bertsmith.serve.service import (
@@ -79,7 +57,7 @@ def look_routes(service: Service) -> APIRouter:
     _add_layer_routes(router, service)
 
     @router.post("/words")
-    async def look_at_words(request: WordsRequest) -> WordsResponse:
+    async def look_at_words(request: views.WordsRequest) -> views.WordsResponse:
         """Show which words decided: the loss of a class, score or answer without each of them."""
         model = service.models.with_ability(request.model, "classify", "score", "answer")
         _check_words_text(request, service.limits)
@@ -93,43 +71,45 @@ def look_routes(service: Service) -> APIRouter:
             outcomes = [_answer_outcome(each) for each in (await service.predict(wanted)).results]
         else:
             found = await classify_texts(service, texts, model=model.name, fields=_as_sent(request))
-            outcomes = [_class_outcome(each) for each in found.results]
+            outcomes = [
+                {"score": each} if isinstance(each, float) else each.probabilities for each in found.results
+            ]
         name = max(outcomes[0], key=lambda each: outcomes[0][each])
         value = outcomes[0][name]
         changes = [value - each.get(name, 0.0) for each in outcomes[1:]]
         words = []
         for (number, _), change in zip(without, changes, strict=True):
             part, word = read.words[number]
-            words.append(WordView(part=part, start=word.start, end=word.end, change=change))
-        return WordsResponse(model=model.name, outcome=name, value=value, words=words)
+            words.append(views.WordView(part=part, start=word.start, end=word.end, change=change))
+        return views.WordsResponse(model=model.name, outcome=name, value=value, words=words)
 
     return router
 
 
 def _add_token_routes(router: APIRouter, service: Service) -> None:
     @router.post("/tokens")
-    async def look_at_tokens(request: TokensRequest) -> TokensResponse:
+    async def look_at_tokens(request: views.TokensRequest) -> views.TokensResponse:
         """Show the tokens of a text or pair as the model reads them, and a random masking of them."""
         found = await service.predict(_one_text("look/tokens", request, request.seed))
-        return TokensResponse.model_construct(model=found.model, tokens=found.results[0].tokens)
+        return views.TokensResponse.model_construct(model=found.model, tokens=found.results[0].tokens)
 
     @router.post("/embedding")
-    async def look_at_embedding(request: EmbeddingRequest) -> EmbeddingResponse:
+    async def look_at_embedding(request: views.EmbeddingRequest) -> views.EmbeddingResponse:
         """Show the vectors that are added up for one token."""
         found = await service.predict(_one_text("look/embedding", request, request.token))
         parts = [{"name": each.name, "values": _rounded(each.values)} for each in found.results[0]]
-        return EmbeddingResponse.model_construct(model=found.model, parts=parts)
+        return views.EmbeddingResponse.model_construct(model=found.model, parts=parts)
 
 
 def _add_head_routes(router: APIRouter, service: Service) -> None:
     @router.post("/attention")
-    async def look_at_attention(request: IntrospectionRequest) -> AttentionResponse:
+    async def look_at_attention(request: views.IntrospectionRequest) -> views.AttentionResponse:
         """Show the attention between all tokens of a short text, in every layer and head."""
         wanted = _one_text("look/attention", request, max_tokens=MAX_ALL_HEADS_TOKENS)
         found = await service.predict(wanted)
         seen = found.results[0]
         layers, heads = seen.weights.shape[:2]
-        return AttentionResponse.model_construct(
+        return views.AttentionResponse.model_construct(
             model=found.model,
             tokens=seen.tokens,
             layers=layers,
@@ -138,11 +118,11 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
         )
 
     @router.post("/heads")
-    async def look_at_heads(request: IntrospectionRequest) -> HeadsResponse:
+    async def look_at_heads(request: views.IntrospectionRequest) -> views.HeadsResponse:
         """Show all heads in small: the kind of each on this text, and a clear example to look at first."""
         found = await service.predict(_one_text("look/heads", request, max_tokens=MAX_HEAD_TOKENS))
         seen = found.results[0]
-        return HeadsResponse.model_construct(
+        return views.HeadsResponse.model_construct(
             model=found.model,
             tokens=seen.tokens,
             special=seen.special,
@@ -152,14 +132,14 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
         )
 
     @router.post("/head")
-    async def look_at_head(request: HeadRequest) -> HeadResponse:
+    async def look_at_head(request: views.HeadRequest) -> views.HeadResponse:
         """Show the attention of one head, or the average over the heads of a layer."""
         head = (request.layer, request.head)
         found = await service.predict(_one_text("look/head", request, *head, max_tokens=MAX_HEAD_TOKENS))
-        return HeadResponse.model_construct(model=found.model, weights=_rounded(found.results[0]))
+        return views.HeadResponse.model_construct(model=found.model, weights=_rounded(found.results[0]))
 
     @router.post("/head-steps")
-    async def look_at_head_steps(request: HeadStepsRequest) -> HeadStepsResponse:
+    async def look_at_head_steps(request: views.HeadStepsRequest) -> views.HeadStepsResponse:
         """Show how one head computes the attention of one token, number by number."""
         asked = (request.layer, request.head, request.token)
         found = await service.predict(
@@ -168,12 +148,12 @@ def _add_head_routes(router: APIRouter, service: Service) -> None:
         seen = found.results[0]
         names = ("query", "scores", "weights", "keys", "values", "output")
         numbers: dict[str, Any] = {name: _rounded(getattr(seen, name)) for name in names}
-        return HeadStepsResponse.model_construct(model=found.model, most_read=seen.most_read, **numbers)
+        return views.HeadStepsResponse.model_construct(model=found.model, most_read=seen.most_read, **numbers)
 
 
 def _add_layer_routes(router: APIRouter, service: Service) -> None:
     @router.post("/senses")
-    async def look_at_senses(request: SensesRequest) -> SensesResponse:
+    async def look_at_senses(request: views.SensesRequest) -> views.SensesResponse:
         """Show a map of a word's occurrences, and the cosines of their vectors, layer by layer."""
         check_word(request.word)
         key = BatchKey("look/senses", (request.word, MAX_OCCURRENCES))
@@ -181,21 +161,21 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
         seen = found.results[0]
         layers = [{"plane": _rounded(each.plane), **_cosines(each.similarity)} for each in seen.layers]
         similarity = np.asarray(seen.similarity, dtype=np.float64)
-        return SensesResponse.model_construct(
+        return views.SensesResponse.model_construct(
             model=found.model, points=seen.points, similarity=similarity, layers=layers
         )
 
     @router.post("/similarity")
-    async def look_at_similarity(request: SimilarityRequest) -> SimilarityResponse:
+    async def look_at_similarity(request: views.SimilarityRequest) -> views.SimilarityResponse:
         """Show the cosines of the texts' mean vectors, layer by layer."""
         service.check_count(request.texts)
         wanted = _joint(BatchKey("look/similarity"), request.texts, request.model, "texts")
         found = await service.predict(wanted)
         layers = [_cosines(each) for each in found.results[0]]
-        return SimilarityResponse.model_construct(model=found.model, layers=layers)
+        return views.SimilarityResponse.model_construct(model=found.model, layers=layers)
 
     @router.post("/guesses")
-    async def look_at_guesses(request: GuessesRequest) -> GuessesResponse:
+    async def look_at_guesses(request: views.GuessesRequest) -> views.GuessesResponse:
         """Show the guesses for each mask if the model ended after each of its layers."""
         wanted = PredictionRequest(
             BatchKey("look/guesses", (request.top,)),
@@ -205,7 +185,7 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
             fields=single_field("text"),
         )
         found = await service.predict(wanted)
-        return GuessesResponse.model_construct(model=found.model, masks=found.results[0])
+        return views.GuessesResponse.model_construct(model=found.model, masks=found.results[0])
 
 
 def check_word(word: str) -> None:
@@ -217,7 +197,7 @@ def check_word(word: str) -> None:
 
 
 def _one_text(
-    operation: str, request: IntrospectionRequest, *options: Any, max_tokens: int | None = None
+    operation: str, request: views.IntrospectionRequest, *options: Any, max_tokens: int | None = None
 ) -> PredictionRequest:
     fields = single_field("first") if request.second is None else pair_of_fields("first", "second")
     key = BatchKey(operation, options)
@@ -231,7 +211,7 @@ def _joint(key: BatchKey, texts: list[str], model: str | None, field: str) -> Pr
     return PredictionRequest(key, texts, model, max_tokens=MAX_JOINT_TOKENS, fields=list_field(field))
 
 
-def _text_of(request: IntrospectionRequest | WordsRequest) -> str | tuple[str, str]:
+def _text_of(request: views.IntrospectionRequest | views.WordsRequest) -> str | tuple[str, str]:
     return request.first if request.second is None else (request.first, request.second)
 
 
@@ -247,7 +227,7 @@ def _cosines(seen: Any) -> dict[str, NDArray[np.float64]]:
 # ---- the words that decided
 
 
-def _check_words_text(request: WordsRequest, limits: Limits) -> None:
+def _check_words_text(request: views.WordsRequest, limits: Limits) -> None:
     """Reject a text or pair that is too long or empty."""
     characters = len(request.first) + len(request.second or "")
     if characters > MAX_WORDS_CHARACTERS:
@@ -257,7 +237,7 @@ def _check_words_text(request: WordsRequest, limits: Limits) -> None:
 
 
 def _words_left_out(
-    reader: Reader, request: WordsRequest, limits: Limits
+    reader: Reader, request: views.WordsRequest, limits: Limits
 ) -> tuple[TextWords, list[tuple[int, TokenizedText]]]:
     """Return the words of the text or pair that was sent, and the text without each of them."""
     (tokenized,) = reader.tokenize([_text_of(request)])
@@ -268,13 +248,9 @@ def _words_left_out(
     return read, list(read.each_left_out())
 
 
-def _as_sent(request: WordsRequest) -> FieldNames:
+def _as_sent(request: views.WordsRequest) -> FieldNames:
     """Return the fields of the sent text for all texts: each is the sent one without another word."""
     return single_field("first") if request.second is None else pair_of_fields("first", "second")
-
-
-def _class_outcome(found: Classification | float) -> dict[str, float]:
-    return {"score": found} if isinstance(found, float) else found.probabilities
 
 
 def _answer_outcome(found: dict[str, Any]) -> dict[str, float]:

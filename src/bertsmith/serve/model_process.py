@@ -11,16 +11,8 @@ from collections.abc import Awaitable, Callable
 from multiprocessing.context import BaseContext
 from typing import Any
 
+from bertsmith.serve import channel as frames
 from bertsmith.serve.batching import CONNECTION, BatchReport
-from bertsmith.serve.channel import (
-    LARGE_FRAME,
-    Channel,
-    Kind,
-    decode_prediction,
-    encode_error,
-    encode_results,
-    in_thread_if,
-)
 from bertsmith.serve.json_route import is_large
 from bertsmith.serve.model_registry import open_models
 from bertsmith.serve.monitoring import Metrics, Samples, add_up, counts_of
@@ -61,7 +53,9 @@ class ModelProcess:
 
     async def predict(self, process: int, content: bytes) -> list[Any]:
         """Return the results of a request."""
-        asked = await in_thread_if(len(content) > LARGE_FRAME, decode_prediction, content)
+        asked = await frames.in_thread_if(
+            len(content) > frames.LARGE_FRAME, frames.decode_prediction, content
+        )
         CONNECTION.set(None if asked.connection is None else (process, asked.connection))
         model = self.models[asked.model]
         if not model.is_loaded:
@@ -111,7 +105,7 @@ class ModelProcess:
         self.publish_soon()
 
 
-class HttpChannel(Channel):
+class HttpChannel(frames.Channel):
     """The connection to one HTTP process."""
 
     def __init__(self, models: ModelProcess, process: int) -> None:
@@ -134,7 +128,7 @@ class HttpChannel(Channel):
         """Ask for metrics; return a future that is done once they have arrived."""
         if self._told is None:
             self._told = asyncio.get_running_loop().create_future()
-            self.send(Kind.SAMPLES)
+            self.send(frames.Kind.SAMPLES)
         return self._told
 
     def data_received(self, data: bytes) -> None:
@@ -143,23 +137,23 @@ class HttpChannel(Channel):
         self.is_silent = False
         self._models.publish_soon()
 
-    def on_frame(self, kind: Kind, number: int, content: bytes) -> None:
+    def on_frame(self, kind: frames.Kind, number: int, content: bytes) -> None:
         """Handle a received frame."""
         match kind:
-            case Kind.PREDICT:
+            case frames.Kind.PREDICT:
                 self._models.load.count_taken(self.process)
                 self._answer(number, self._models.predict, self.process, content)
-            case Kind.IN_TIME:
+            case frames.Kind.IN_TIME:
                 self._answer(number, self._models.check_in_time, content)
-            case Kind.METRICS:
+            case frames.Kind.METRICS:
                 self._answer(number, self._models.metrics, self, content)
-            case Kind.CANCEL:
+            case frames.Kind.CANCEL:
                 if number in self._tasks:  # else it was answered meanwhile
                     self._tasks[number].cancel()
-            case Kind.SAMPLES:
+            case frames.Kind.SAMPLES:
                 self.samples = json.loads(content)
                 self._end_telling()
-            case Kind.READY:
+            case frames.Kind.READY:
                 self.is_ready = True
                 fields = {"process": self.process, "pid": json.loads(content)}
                 log.info("an HTTP process takes requests", extra={"fields": fields})
@@ -186,8 +180,8 @@ class HttpChannel(Channel):
     async def _reply(self, number: int, answer: Answer, *asked: Any) -> None:
         try:
             found = await answer(*asked)
-            content = await in_thread_if(is_large(found), encode_results, found)
-            kind = Kind.RESULTS
+            content = await frames.in_thread_if(is_large(found), frames.encode_results, found)
+            kind = frames.Kind.RESULTS
         except Exception as error:
-            kind, content = Kind.ERROR, encode_error(error)
+            kind, content = frames.Kind.ERROR, frames.encode_error(error)
         self.send(kind, number, content)

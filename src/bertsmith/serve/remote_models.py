@@ -9,19 +9,9 @@ from itertools import count
 from typing import Any
 
 from bertsmith.inference.text_reader import Reader
+from bertsmith.serve import channel as frames
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import CONNECTION, BatchKey
-from bertsmith.serve.channel import (
-    LARGE_FRAME,
-    TOKEN_BYTES,
-    Channel,
-    Kind,
-    RemotePrediction,
-    decode_error,
-    decode_results,
-    encode_prediction,
-    in_thread_if,
-)
 from bertsmith.serve.model_registry import ModelInfo
 from bertsmith.serve.monitoring import Samples
 from bertsmith.serve.operations import OPERATIONS
@@ -42,18 +32,18 @@ class RemoteModelInfo:
     tokenizer: Tokenizer
 
 
-class ModelChannel(Channel):
+class ModelChannel(frames.Channel):
     """The connection to the model process."""
 
     def __init__(self) -> None:
         super().__init__()
         self._numbers = count(1)
-        self._replies: dict[int, asyncio.Future[tuple[Kind, bytes]]] = {}
+        self._replies: dict[int, asyncio.Future[tuple[frames.Kind, bytes]]] = {}
         self.on_drain: Callable[[], None] = lambda: None
         self.on_end: Callable[[], None] = lambda: None
         self.samples: Callable[[], Samples] = dict
 
-    async def ask(self, kind: Kind, content: bytes) -> Any:
+    async def ask(self, kind: frames.Kind, content: bytes) -> Any:
         """Return the reply of the model process; if cancelled, cancel the request there, too."""
         if not self.is_open:
             raise _ended()
@@ -63,28 +53,28 @@ class ModelChannel(Channel):
         try:
             found, answer = await reply
         except asyncio.CancelledError:
-            self.send(Kind.CANCEL, number)
+            self.send(frames.Kind.CANCEL, number)
             raise
         finally:
             self._replies.pop(number, None)
-        if found is Kind.ERROR:
-            raise decode_error(answer)
-        return await in_thread_if(len(answer) > LARGE_FRAME, decode_results, answer)
+        if found is frames.Kind.ERROR:
+            raise frames.decode_error(answer)
+        return await frames.in_thread_if(len(answer) > frames.LARGE_FRAME, frames.decode_results, answer)
 
     def tell_samples(self) -> None:
         """Send the metrics of this process, which another process may need for the sum."""
-        self.send(Kind.SAMPLES, content=json.dumps(self.samples()).encode())
+        self.send(frames.Kind.SAMPLES, content=json.dumps(self.samples()).encode())
 
-    def on_frame(self, kind: Kind, number: int, content: bytes) -> None:
+    def on_frame(self, kind: frames.Kind, number: int, content: bytes) -> None:
         """Handle a received frame."""
         match kind:
-            case Kind.RESULTS | Kind.ERROR:
+            case frames.Kind.RESULTS | frames.Kind.ERROR:
                 reply = self._replies.get(number)
                 if reply is not None and not reply.done():
                     reply.set_result((kind, content))
-            case Kind.SAMPLES:
+            case frames.Kind.SAMPLES:
                 self.tell_samples()
-            case Kind.DRAIN:
+            case frames.Kind.DRAIN:
                 self.on_drain()
             case _:
                 raise ValueError(f"an HTTP process was sent a frame of kind {kind.name}")
@@ -125,7 +115,7 @@ class RemoteQueue:
     async def check_in_time(self, wanted: int, *, since: float) -> None:
         """Reject a request, begun at `since`, if `wanted` more tokens cannot be computed in time."""
         # The monotonic clock is the same in all processes of a machine.
-        await self._channel.ask(Kind.IN_TIME, json.dumps([self._model, wanted, since]).encode())
+        await self._channel.ask(frames.Kind.IN_TIME, json.dumps([self._model, wanted, since]).encode())
 
     async def predict(
         self, key: BatchKey, inputs: Sequence[Any], tokens: Sequence[int], *, admitted: bool = False
@@ -134,10 +124,12 @@ class RemoteQueue:
         texts = inputs[0] if OPERATIONS[key.operation].joint else inputs
         client = CONNECTION.get()
         connection = None if client is None else hash(client) % CONNECTION_NUMBERS
-        asked = RemotePrediction(self._model, connection, admitted, key, texts)
-        content = await in_thread_if(sum(tokens) * TOKEN_BYTES > LARGE_FRAME, encode_prediction, asked)
+        asked = frames.RemotePrediction(self._model, connection, admitted, key, texts)
+        content = await frames.in_thread_if(
+            sum(tokens) * frames.TOKEN_BYTES > frames.LARGE_FRAME, frames.encode_prediction, asked
+        )
         self._load.count_sent(self._process)
-        found: list[Any] = await self._channel.ask(Kind.PREDICT, content)
+        found: list[Any] = await self._channel.ask(frames.Kind.PREDICT, content)
         return found
 
 
@@ -183,5 +175,5 @@ class RemoteModels:
 
     async def metrics(self, own: Samples) -> bytes:
         """Return the metrics of all processes as text."""
-        text: bytes = await self.channel.ask(Kind.METRICS, json.dumps(own).encode())
+        text: bytes = await self.channel.ask(frames.Kind.METRICS, json.dumps(own).encode())
         return text

@@ -8,26 +8,10 @@ from fastapi import APIRouter
 from bertsmith.inference.outputs import choice_to_json, classification_to_json
 from bertsmith.inference.text_reader import TextInput, as_written
 from bertsmith.inference.vectors import cosines
+from bertsmith.serve import schemas
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey
 from bertsmith.serve.model_registry import ServedModel
-from bertsmith.serve.schemas import (
-    AnswerRequest,
-    AnswerResponse,
-    ChooseRequest,
-    ChooseResponse,
-    ClassifyRequest,
-    ClassifyResponse,
-    CompareRequest,
-    CompareResponse,
-    FillRequest,
-    FillResponse,
-    NextRequest,
-    NextResponse,
-    SentTextOrPair,
-    TagRequest,
-    TagResponse,
-)
 from bertsmith.serve.service import (
     TEXTS,
     FieldNames,
@@ -44,48 +28,48 @@ def prediction_routes(service: Service) -> APIRouter:
     router = APIRouter()
 
     @router.post("/fill")
-    async def fill(request: FillRequest) -> FillResponse:
+    async def fill(request: schemas.FillRequest) -> schemas.FillResponse:
         """Return the most probable tokens for each mask of a text."""
         texts, key = [request.text], BatchKey("fill", (request.top,))
         found = await service.predict(
             PredictionRequest(key, texts, request.model, fields=single_field("text"))
         )
-        return FillResponse.model_construct(model=found.model, masks=found.results[0])
+        return schemas.FillResponse.model_construct(model=found.model, masks=found.results[0])
 
     @router.post("/next")
-    async def next_sentence(request: NextRequest) -> NextResponse:
+    async def next_sentence(request: schemas.NextRequest) -> schemas.NextResponse:
         """Predict whether the second text follows the first."""
         pairs, fields = [(request.first, request.second)], pair_of_fields("first", "second")
         found = await service.predict(
             PredictionRequest(BatchKey("next"), pairs, request.model, fields=fields)
         )
         (result,) = found.results
-        return NextResponse(model=found.model, follows=result.follows, probability=result.probability)
+        return schemas.NextResponse(model=found.model, follows=result.follows, probability=result.probability)
 
     @router.post("/classify")
-    async def classify(request: ClassifyRequest) -> ClassifyResponse:
+    async def classify(request: schemas.ClassifyRequest) -> schemas.ClassifyResponse:
         """Return the class of each text, its classes, or its number, by the kind of model."""
         service.check_count(request.texts)
         found = await classify_texts(service, [as_text(each) for each in request.texts], model=request.model)
         results = [classification_to_json(each) for each in found.results]
-        return ClassifyResponse.model_construct(model=found.model, results=results)
+        return schemas.ClassifyResponse.model_construct(model=found.model, results=results)
 
     @router.post("/tag")
-    async def tag(request: TagRequest) -> TagResponse:
+    async def tag(request: schemas.TagRequest) -> schemas.TagResponse:
         """Return the tag of each word, and the entities that the tags mark, for example names."""
         found = await service.predict(PredictionRequest(BatchKey("tag"), request.texts, request.model))
-        return TagResponse.model_construct(model=found.model, results=found.results)
+        return schemas.TagResponse.model_construct(model=found.model, results=found.results)
 
     @router.post("/answer")
-    async def answer(request: AnswerRequest) -> AnswerResponse:
+    async def answer(request: schemas.AnswerRequest) -> schemas.AnswerResponse:
         """Return answers that are parts of the passage; a long passage is read in windows."""
         pairs, fields = [(request.question, request.passage)], pair_of_fields("question", "passage")
         key = BatchKey("answer", (request.best,))
         found = await service.predict(PredictionRequest(key, pairs, request.model, fields=fields))
-        return AnswerResponse(model=found.model, **found.results[0])
+        return schemas.AnswerResponse(model=found.model, **found.results[0])
 
     @router.post("/choose")
-    async def choose(request: ChooseRequest) -> ChooseResponse:
+    async def choose(request: schemas.ChooseRequest) -> schemas.ChooseResponse:
         """Choose the option that fits the context best."""
         service.check_count(request.options)
         wanted = PredictionRequest(
@@ -96,16 +80,16 @@ def prediction_routes(service: Service) -> APIRouter:
             pairs_with_first=True,
         )
         found = await service.predict(wanted)
-        return ChooseResponse(model=found.model, **choice_to_json(found.results[0], request.options))
+        return schemas.ChooseResponse(model=found.model, **choice_to_json(found.results[0], request.options))
 
     @router.post("/compare")
-    async def compare(request: CompareRequest) -> CompareResponse:
+    async def compare(request: schemas.CompareRequest) -> schemas.CompareResponse:
         """Return the cosine similarity of every two texts."""
         service.check_count(request.texts)
         model = service.models.with_ability(request.model, "embed")
         found = await service.predict(embedding_request(model, request.texts))
         similarity = cosines(np.stack(found.results))
-        return CompareResponse.model_construct(model=found.model, similarity=similarity)
+        return schemas.CompareResponse.model_construct(model=found.model, similarity=similarity)
 
     return router
 
@@ -179,6 +163,6 @@ def context_and_options(index: int) -> tuple[str, ...]:
     return (f"options[{index - 1}]" if index else "context",)
 
 
-def as_text(sent: SentTextOrPair) -> str | tuple[str, str]:
+def as_text(sent: schemas.SentTextOrPair) -> str | tuple[str, str]:
     """Return a text or pair as the models take it."""
     return sent if isinstance(sent, str) else (sent[0], sent[1])

@@ -21,17 +21,10 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bertsmith.core.errors import UserError
+from bertsmith.serve import middleware
 from bertsmith.serve.api_errors import ApiError, error_response
 from bertsmith.serve.app import Application
 from bertsmith.serve.early_rejection import EarlyRejection, header_lines
-from bertsmith.serve.middleware import (
-    ABORT,
-    CLOSE,
-    UNKNOWN_ROUTE,
-    WITHOUT_HOST,
-    new_request_id,
-    with_common_headers,
-)
 from bertsmith.serve.monitoring import LoopFailures, log_failure, log_request
 from bertsmith.serve.server_config import Limits
 
@@ -96,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
             oldest = next(iter(self.idle), self)
             self.idle.pop(oldest, None)
             oldest.transport.abort()
-        self.app_state = {**self.app_state, ABORT: transport.abort}
+        self.app_state = {**self.app_state, middleware.ABORT: transport.abort}
         self._update_timers()
 
     def data_received(self, data: bytes) -> None:
@@ -127,7 +120,7 @@ class BoundedProtocol(HttpToolsProtocol):
         _, is_absolute, rest = self.url.partition(b"://")
         if is_absolute and not self.url.startswith(b"/"):
             named = [index for index, (name, _) in enumerate(self.headers) if name == b"host"]
-            if not named and self.parser.get_http_version() in WITHOUT_HOST:
+            if not named and self.parser.get_http_version() in middleware.WITHOUT_HOST:
                 named, self.headers[:0] = [0], [(b"host", b"")]
             if len(named) == 1:  # else `HostCheck` rejects the request
                 self.headers[named[0]] = (b"host", re.split(rb"[/?#]", rest, maxsplit=1)[0])
@@ -197,10 +190,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
             self._update_timers()
             return
-        request_id = new_request_id()
-        log_request({"request_id": request_id, "route": UNKNOWN_ROUTE, "status": 400})
-        response = error_response(ApiError(400, msg, headers=CLOSE), request_id)
-        own = with_common_headers(response.raw_headers, request_id)
+        request_id = middleware.new_request_id()
+        log_request({"request_id": request_id, "route": middleware.UNKNOWN_ROUTE, "status": 400})
+        response = error_response(ApiError(400, msg, headers=middleware.CLOSE), request_id)
+        own = middleware.with_common_headers(response.raw_headers, request_id)
         fields = header_lines([*self.server_state.default_headers, *own])
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n%b\r\n%b" % (fields, bytes(response.body)))
         self.transport.close()

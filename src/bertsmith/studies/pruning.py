@@ -231,7 +231,9 @@ def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
 def _units_to_begin_with(request: PruningRequest) -> list[KeptUnits]:
     """Return every unit of the layers to keep; raise before any work if the request is impossible."""
     removal = request.removal
-    network = without_layers(load(request.model, device="cpu").model.network, removal.layers)
+    network = load(request.model, device="cpu").model.network
+    if removal.layers:
+        network = without_layers(network, removal.layers)
     blocks_to_prune(network)
     units = all_units(network)
     counts_left(units, removal.fractions, removal.widths)

@@ -5,18 +5,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
+from bertsmith.tasks import tables
 from bertsmith.tasks.example_types import BadLine, Example, Reader
 from bertsmith.tasks.kinds.registry import text_kind_named
 from bertsmith.tasks.stratified_split import DEV, TEST, held_back, held_back_fold
 from bertsmith.tasks.table_format import TableFormat
-from bertsmith.tasks.tables import (
-    TABLE_SUFFIXES,
-    USUAL_FORMAT,
-    LabelColumn,
-    TextColumns,
-    bare_suffix,
-    text_reader,
-)
 from bertsmith.tasks.task import Split, Task
 
 _STEMS = {"train": ("train",), "dev": ("dev", "validation", "valid"), "test": ("test",)}
@@ -51,7 +44,7 @@ class CustomSpec:
         return bool((self.dev_fraction and not self.dev) or self.test_fraction or self.folds)
 
 
-def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
+def custom_task(spec: CustomSpec, form: TableFormat = tables.USUAL_FORMAT) -> Task:
     """Make the task of such a table, written in this format."""
     for part, fraction in (("development set", spec.dev_fraction), ("test part", spec.test_fraction)):
         if not 0 <= fraction < 1:  # also rejects NaN
@@ -59,10 +52,10 @@ def custom_task(spec: CustomSpec, form: TableFormat = USUAL_FORMAT) -> Task:
             raise UserError(what, remedy="give a fraction such as 0.1, or 0 for none")
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
     kind = text_kind_named(spec.kind)
-    label = LabelColumn(spec.label, kind.label_rule(spec.separator), unlabelled=kind.unlabelled_cells)
-    columns = TextColumns(texts, label, key=spec.key)
-    whole = text_reader(replace(columns, keyed="always" if spec.key else "if given"), form)
-    unlabelled = text_reader(replace(columns, label=replace(label, wanted="if given")), form)
+    label = tables.LabelColumn(spec.label, kind.label_rule(spec.separator), unlabelled=kind.unlabelled_cells)
+    columns = tables.TextColumns(texts, label, key=spec.key)
+    whole = tables.text_reader(replace(columns, keyed="always" if spec.key else "if given"), form)
+    unlabelled = tables.text_reader(replace(columns, label=replace(label, wanted="if given")), form)
 
     def elsewhere(_: Path) -> Iterator[Example | BadLine]:
         return whole(Path(spec.dev))
@@ -95,15 +88,15 @@ def has_own_dev(data: Path) -> bool:
     """True if a folder has a development file, compressed or not, next to its training file."""
     if not data.is_dir():
         return False
-    names = {f"{stem}{suffix}" for stem in _STEMS["dev"] for suffix in TABLE_SUFFIXES}
+    names = {f"{stem}{suffix}" for stem in _STEMS["dev"] for suffix in tables.TABLE_SUFFIXES}
     return any(
-        (file.name if file.suffix.lower() == bare_suffix(file) else file.stem) in names
+        (file.name if file.suffix.lower() == tables.bare_suffix(file) else file.stem) in names
         for file in data.iterdir()
     )
 
 
 def _files(split: str, reader: Reader) -> Split:
-    return Split({f"{stem}{suffix}": reader for suffix in TABLE_SUFFIXES for stem in _STEMS[split]})
+    return Split({f"{stem}{suffix}": reader for suffix in tables.TABLE_SUFFIXES for stem in _STEMS[split]})
 
 
 def _part(whole: Reader, spec: CustomSpec, split: str) -> Reader:

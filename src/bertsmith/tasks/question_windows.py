@@ -14,17 +14,9 @@ from bertsmith.core.arrays import ranges
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.recipe.finetuning_schema import TextSection
+from bertsmith.tasks import text_encoding
 from bertsmith.tasks.encoded import NO_LABEL, EncodedSet, QuestionWindows
 from bertsmith.tasks.example_types import Question
-from bertsmith.tasks.text_encoding import (
-    Windows,
-    best_context,
-    cut_windows,
-    joined_pieces,
-    lay_sequences,
-    pieces_of,
-    unbroken,
-)
 from bertsmith.text.tokenizer import Tokenizer, read_templates
 
 Numbers = NDArray[np.int64]
@@ -150,10 +142,10 @@ def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: 
         passages = tokenized_passages(
             texts, [each.passage_X for each in tokens], [each.offsets_X2 for each in tokens]
         )
-        asked = joined_pieces([each.question for each in tokens])
+        asked = text_encoding.joined_pieces([each.question for each in tokens])
     else:
         passages = read_passages(texts, tokenizer)
-        asked = pieces_of([question.question for question in questions], tokenizer)
+        asked = text_encoding.pieces_of([question.question for question in questions], tokenizer)
     asked = replace(asked, lengths_N=np.minimum(asked.lengths_N, text.longest_question))
     rooms_Q = text.longest - template.specials(2) - asked.lengths_N
     if (rooms_Q < 1).any():
@@ -167,19 +159,19 @@ def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: 
         )
     # Every window is a pair: the whole question, and a stretch of the passage.
     lengths_Q = passages.lengths_D[passages.which_Q]
-    windows = cut_windows(lengths_Q, rooms_Q, step=text.step)
+    windows = text_encoding.cut_windows(lengths_Q, rooms_Q, step=text.step)
     firsts_N = passages.starts_D[passages.which_Q[windows.texts_W]] + windows.firsts_W
     starts_N2 = [asked.starts_N[windows.texts_W], len(asked.ids_X) + firsts_N]
     lengths_N2 = [asked.lengths_N[windows.texts_W], windows.lengths_W]
-    stretches = unbroken(np.stack(starts_N2, axis=1), np.stack(lengths_N2, axis=1))
-    laid = lay_sequences(np.concatenate([asked.ids_X, passages.ids_X]), stretches, template)
+    stretches = text_encoding.unbroken(np.stack(starts_N2, axis=1), np.stack(lengths_N2, axis=1))
+    laid = text_encoding.lay_sequences(np.concatenate([asked.ids_X, passages.ids_X]), stretches, template)
     # The map from the rows of the passages back to their characters.
     before_N = len(template.lead) + asked.lengths_N[windows.texts_W] + len(template.between)
     rows_X = ranges(laid.starts_S1[:-1] + before_N, windows.lengths_W)
     offsets_T2 = np.full((len(laid.tokens_T), 2), NOWHERE, np.int32)
     offsets_T2[rows_X] = passages.offsets_X2[ranges(firsts_N, windows.lengths_W)]
     best_T = np.zeros(len(laid.tokens_T), np.bool_)
-    best_T[rows_X] = best_context(windows, lengths_Q)
+    best_T[rows_X] = text_encoding.best_context(windows, lengths_Q)
     return EncodedSet(
         unit="token",
         tokens_T=laid.tokens_T,
@@ -195,7 +187,7 @@ def encode_questions(questions: Sequence[Question], tokenizer: Tokenizer, text: 
 
 
 def _targets(
-    questions: Sequence[Question], answers_Q2: Numbers, windows: Windows, before_N: Numbers
+    questions: Sequence[Question], answers_Q2: Numbers, windows: text_encoding.Windows, before_N: Numbers
 ) -> Numbers:
     """Return the rows of the answer in each window that has all of it; row 0 twice in other windows."""
     answers_N2 = answers_Q2[windows.texts_W]

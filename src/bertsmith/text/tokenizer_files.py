@@ -10,15 +10,8 @@ from typing import Literal
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bertsmith.core import files
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import (
-    atomic_folder,
-    check_regular,
-    read_json,
-    read_text,
-    write_json,
-    write_text,
-)
 from bertsmith.text.pipeline_checks import check_pipeline
 from bertsmith.text.tokenizer_settings import (
     ADDED_TOKEN_PARTS,
@@ -77,10 +70,10 @@ def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
     if not folder.is_dir():
         raise UserError("is not a folder", where=str(folder), remedy="give the folder of the tokenizer files")
     for name in TOKENIZER_FILES:
-        check_regular(folder / name, remedy=FETCH_AGAIN)
+        files.check_regular(folder / name, remedy=FETCH_AGAIN)
     settings = read_settings(folder)
     if (file := folder / "tokenizer.json").is_file():
-        pipeline = read_text(file, remedy=FETCH_AGAIN)
+        pipeline = files.read_text(file, remedy=FETCH_AGAIN)
         check_pipeline(pipeline, where=str(file))
         return TokenizerSpec(pipeline, settings, where=str(file))
     if (file := folder / "vocab.txt").is_file():
@@ -102,16 +95,16 @@ def write_spec(spec: TokenizerSpec, folder: Path) -> None:
     tokenizer.json, and takes added tokens and roles from tokenizer_config.json.
     """
     library = open_pipeline(spec)
-    with atomic_folder(folder) as temporary:
-        write_text(temporary / "tokenizer.json", library.to_str(pretty=True) + "\n")
-        write_json(temporary / "tokenizer_config.json", _complete_settings(library, spec.settings))
+    with files.atomic_folder(folder) as temporary:
+        files.write_text(temporary / "tokenizer.json", library.to_str(pretty=True) + "\n")
+        files.write_json(temporary / "tokenizer_config.json", _complete_settings(library, spec.settings))
         if lines := _vocab_txt_lines(library):
-            write_text(temporary / "vocab.txt", "".join(f"{line}\n" for line in lines))
+            files.write_text(temporary / "vocab.txt", "".join(f"{line}\n" for line in lines))
             known = library.get_vocab(with_added_tokens=False)
             added = {token: number for token, number in library.get_vocab().items() if token not in known}
             if added:
                 in_order = sorted(added, key=lambda token: added[token])
-                write_json(temporary / "added_tokens.json", {token: added[token] for token in in_order})
+                files.write_json(temporary / "added_tokens.json", {token: added[token] for token in in_order})
 
 
 def open_pipeline(spec: TokenizerSpec) -> Library:
@@ -247,7 +240,7 @@ def _wordpiece(
 
 
 def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
-    vocabulary = read_json(file, remedy=FETCH_AGAIN)
+    vocabulary = files.read_json(file, remedy=FETCH_AGAIN)
     for piece, number in vocabulary.items():
         if type(number) is not int:
             raise UserError(f"the id of {piece!r} is {number!r}", where=str(file), remedy=FETCH_AGAIN)

@@ -60,13 +60,8 @@ class _Family:
 
 def _albert_scores(model: SentencePieceModel) -> Scores:
     # ALBERT splits the comma off "9,": its published tokenizer.json practically excludes such pieces.
-    return [
-        (each.text, each.score + UNLIKELY if _ends_number(each.text) else each.score) for each in model.pieces
-    ]
-
-
-def _ends_number(piece: str) -> bool:
-    return len(piece) > 1 and piece[-1] == "," and piece[-2].isdigit()
+    ends = {each.text for each in model.pieces if each.text.endswith(",") and each.text[-2:-1].isdigit()}
+    return [(each.text, each.score + (UNLIKELY if each.text in ends else 0)) for each in model.pieces]
 
 
 def _xlm_roberta_scores(model: SentencePieceModel) -> Scores:

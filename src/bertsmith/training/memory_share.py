@@ -5,8 +5,10 @@ the scheduler of a study sets a share instead.
 """
 
 import os
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 MEMORY_SHARE = "BERTSMITH_MEMORY_SHARE"
 """Environment variable: the fraction of the whole memory that a process may plan with."""
@@ -18,7 +20,9 @@ def share_of(*, free: int, total: int) -> int:
     return free if share is None else int(float(share) * total)
 
 
-def plannable_gpu_bytes(device: torch.device) -> int:
+def plannable_gpu_bytes(device: "torch.device") -> int:
     """Return the bytes of a GPU that a run may plan with."""
+    import torch  # a scheduler, which only needs the name above, does not load it
+
     free, total = torch.cuda.mem_get_info(device)
     return share_of(free=free, total=total)

@@ -21,7 +21,7 @@ from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, has
 from bertsmith.model.network import add_fresh_head, published_names
 from bertsmith.recipe.finetuning_schema import Target
 from bertsmith.tasks.objective import freeze_encoder
-from tests.tiny import tiny_network
+from tests.tiny import TRANSFORMERS, tiny_network
 
 PEFT_CONFIG = {
     **{"alora_invocation_tokens": None, "alpha_pattern": {}, "arrow_config": None, "auto_mapping": None},

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertsmith
-from bertsmith.cli.model_options import PrecisionOption
+from bertsmith.cli.predicting import PrecisionOption
 from bertsmith.core.errors import UserError
 from bertsmith.inference import text_reader
 from bertsmith.inference.loaded_model import PRECISIONS

@@ -8,7 +8,7 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.network import build_network
 from bertsmith.packed import pack
-from tests.tiny import tiny_config
+from tests.tiny import TRANSFORMERS, tiny_config
 
 # Distinct rates, so that no key can stand in for another.
 BERT_RATES = {"hidden_dropout_prob": 0.11, "attention_probs_dropout_prob": 0.12, "classifier_dropout": 0.13}
@@ -54,7 +54,7 @@ HEADS = {
     },
     "gpt2": {"classify": (0, 0), "tag": (0, 0.13), "span": (0, 0)},
 }  # fmt: skip
-every_member = pytest.mark.parametrize("model_type", ARCHITECTURES)
+every_member = pytest.mark.parametrize("model_type", TRANSFORMERS)
 
 
 def network_of(model_type: str, heads: dict[str, int]):

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from bertsmith.model import inference_linear, inference_network
 from bertsmith.model.activations import ACTIVATIONS
-from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.inference_linear import (
     Activation,
     Int8Linear,
@@ -24,10 +23,10 @@ from bertsmith.model.network import new_network
 from bertsmith.model.quantised_weights import EightBitSteps, InputRange, in_steps, smoothed
 from bertsmith.model.torch_internals import ON_ARM, has_int8_products
 from bertsmith.packed import pack
-from tests.tiny import tiny_encoder_config, tiny_network
+from tests.tiny import TRANSFORMERS, tiny_encoder_config, tiny_network
 
 OF_ANOTHER_MAKE = ("deberta-v2",)
-CONVERTIBLE = tuple(name for name in ARCHITECTURES if name not in OF_ANOTHER_MAKE)
+CONVERTIBLE = tuple(name for name in TRANSFORMERS if name not in OF_ANOTHER_MAKE)
 BATCH = pack([[5, 17, 3, 80, 9], [44, 2, 61], [7] * 40])
 GELU = Activation("gelu", functional.gelu)
 

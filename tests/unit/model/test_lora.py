@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.inference_linear import AdaptedLinear
 from bertsmith.model.inference_network import packed_network
 from bertsmith.model.lora import (
@@ -21,7 +20,7 @@ from bertsmith.model.lora import (
 )
 from bertsmith.packed import pack
 from bertsmith.recipe.finetuning_schema import Target
-from tests.tiny import tiny_network
+from tests.tiny import TRANSFORMERS, tiny_network
 
 BATCH = pack([[2, 15, 33, 7, 3], [2, 60, 9, 3]])
 SHAPE = LoraShape(rank=4, alpha=8.0)
@@ -70,7 +69,7 @@ def test_an_adapter_of_query_and_value_is_that_of_separate_layers():
     assert torch.equal(key, wanted[1])
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", TRANSFORMERS)
 def test_merged_and_unmerged_give_the_same(model_type):
     network = adapted(tiny_network(model_type, {}).double())
     plain, merged = states(tiny_network(model_type, {}).double()), merged_network(network)

@@ -13,7 +13,7 @@ from bertsmith.model.model_folder import Model, head_outputs, read_model, write_
 from bertsmith.packed import pack
 from tests.folders import change_config, complaint, drop
 from tests.oracles import CLASSES, oracle_class, saved_oracle
-from tests.tiny import tiny_network
+from tests.tiny import TRANSFORMERS, tiny_network
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-every_member = pytest.mark.parametrize("model_type", ARCHITECTURES)
+every_member = pytest.mark.parametrize("model_type", TRANSFORMERS)
 
 
 def heads_of(model_type, architecture):
@@ -30,9 +30,7 @@ def heads_of(model_type, architecture):
     return {head: outputs.get(head, 0) for head in ARCHITECTURES[model_type].classes[architecture]}
 
 
-PUBLISHED_CLASSES = [
-    (kind, name) for kind, architecture in ARCHITECTURES.items() for name in architecture.classes
-]
+PUBLISHED_CLASSES = [(kind, name) for kind in TRANSFORMERS for name in ARCHITECTURES[kind].classes]
 
 
 @pytest.mark.parametrize(("model_type", "architecture"), PUBLISHED_CLASSES)

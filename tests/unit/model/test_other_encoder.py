@@ -221,7 +221,7 @@ def test_it_is_fine_tuned_and_has_no_heads_to_tell_of(run, tmp_path):
 @pytest.mark.parametrize(
     ("what", "act"),
     [
-        ("attention heads", lambda network: blocks_to_prune(network)),
+        ("heads or neurons that can be pruned", lambda network: blocks_to_prune(network)),
         ("attention heads", lambda network: all_units(network)),
         ("attention heads", lambda network: importance_gates(network).__enter__()),
         ("layers that can be left out", lambda network: without_layers(network, {0})),

@@ -9,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_of
+from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.inference_network import (
     calibrated,
     computes_in_4_bits,
@@ -32,9 +32,9 @@ from bertsmith.model.quantised_weights import (
 from bertsmith.model.torch_internals import has_4bit_products
 from bertsmith.packed import pack
 from tests.folders import change_config, complaint, drop
-from tests.tiny import tiny_encoder_config, tiny_network
+from tests.tiny import TRANSFORMERS, tiny_encoder_config, tiny_network
 
-CONVERTIBLE = tuple(name for name in ARCHITECTURES if name != "deberta-v2")
+CONVERTIBLE = tuple(name for name in TRANSFORMERS if name != "deberta-v2")
 BATCH = pack([[5, 17, 3, 80, 9], [44, 2, 61], [7] * 40])
 
 
@@ -102,7 +102,7 @@ def test_eight_bit_products_are_to_the_bit_those_that_were_written(model_type, t
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", TRANSFORMERS)
 def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(
     model_type, bits, tmp_path, monkeypatch
 ):

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.attention import AttentionRule, explain_attention
 from bertsmith.model.watched_attention import WatchedAttention, groups_of
 from bertsmith.packed import pack
-from tests.tiny import tiny_network
+from tests.tiny import TRANSFORMERS, tiny_network
 
 BATCH = pack([[5, 6, 7], [8, 9], [10, 11, 12], [13]])
 
@@ -67,7 +66,7 @@ def test_filler_is_shown_without_attention_and_changes_nothing(layout, expected,
         torch.testing.assert_close(shown[number], whole)
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", TRANSFORMERS)
 def test_what_the_study_returns_is_used_by_every_architecture(model_type):
     network = tiny_network(model_type, heads={})
     layers = []

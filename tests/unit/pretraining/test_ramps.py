@@ -54,13 +54,13 @@ def test_a_budget_in_minutes_goes_by_the_progress_of_its_learning_rate():
     ("overrides", "told"),
     [
         (("masking.final_rate=0.2", "run.budget=tokens"), "set run.budget to steps or minutes"),
-        (("masking.final_rate=0.2", "masking.masks=static"), "set masking.masks to dynamic"),
+        (("masking.final_rate=0.2", "masking.masks=static"), "--set masking.masks=dynamic"),
         (
             ("masking.final_rate=0.2", "examples.objective=left-to-right", "examples.pairs=none"),
             "masks nothing",
         ),
         (("examples.short_fraction=0.2",), "set examples.short_probability instead"),
-        (("examples.single_fraction=0.2", "examples.pairs=none"), "set examples.pairs to nsp, sop or"),
+        (("examples.single_fraction=0.2", "examples.pairs=none"), "only to examples.pairs = nsp or sop"),
         (("batch.ramp_from=5",), "batch.ramp_from = 5 is more than batch.sequences = 4"),
     ],
 )

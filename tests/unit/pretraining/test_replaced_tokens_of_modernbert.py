@@ -123,7 +123,7 @@ def test_settings_that_do_not_fit_each_other_are_refused():
         tiny_recipe(*electra, "examples.pairs=nsp")
     with pytest.raises(UserError, match="modernbert has no sop head; choose nsp, full-sentences or another"):
         heads_of(tiny_recipe(*REPLACED, "examples.pairs=sop"))
-    with pytest.raises(UserError, match=r"set it to 1, or set examples.pairs to nsp"):
+    with pytest.raises(UserError, match=r"examples.pair_weight applies only to examples.pairs = nsp"):
         tiny_recipe("examples.pairs=none", "examples.pair_weight=0.1")
     with pytest.raises(UserError, match="set model.type to electra or modernbert"):
         load_recipe("bert-base", [*TINY, "examples.objective=replaced"])

@@ -185,7 +185,7 @@ def test_every_value_has_its_origin(file):
 def test_settings_list_every_key_with_value_and_description():
     settings = {setting.key: setting for setting in settings_of(load_recipe_with_origins("bert-tiny"))}
     assert settings["model.layers"].value == 2
-    assert settings["model.layers"].description == "Transformer layers."
+    assert settings["model.layers"].description == "Number of layers."
     assert settings["examples.stages"].value[0] == {"fraction": 0.9, "length": 128, "predictions": 20}
     assert settings["name"].origin == "preset bert-tiny"
     assert all(setting.description and "\n" not in setting.description for setting in settings.values())
@@ -279,12 +279,15 @@ def test_a_rule_between_keys_says_what_to_do():
 @pytest.mark.parametrize(
     ("overrides", "rule"),
     [
-        (["optim.muon_momentum=0.9"], "optim.muon_momentum is for optim.algorithm = muon, which is adamw"),
+        (
+            ["optim.muon_momentum=0.9"],
+            "optim.muon_momentum applies only to optim.algorithm = muon, not adamw",
+        ),
         (
             ["run.average_decay=0.9"],
             "run.average_decay is of an average, and run.average_from = off asks for",
         ),
-        (["optim.decay_from=0.7"], "optim.decay_from is for optim.schedule = wsd, which is google"),
+        (["optim.decay_from=0.7"], "optim.decay_from applies only to optim.schedule = wsd, not google"),
         (
             ["optim.schedule=wsd", "optim.warmup_fraction=0.6"],
             "optim.decay_from = 0.5 lies in the warm-up, which takes 0.6 of the run",

@@ -54,6 +54,8 @@ SIZES = {
     "modernbert-base": (22, 768, 12, 1152, "width"),
     "modernbert-large": (28, 1024, 16, 2624, "width"),
     "gpt2-small": (12, 768, 12, 3072, "width"),
+    "elmo-small": (2, 256, 12, 3072, "width"),  # it has neither heads nor a feed-forward
+    "elmo-original": (2, 1024, 12, 3072, "width"),
 }
 
 TWO_STAGES = [(0.9, 128, 20), (0.1, 512, 77)]
@@ -163,6 +165,15 @@ GPT2 = BERT | {
     "optim.bias_correction": True, "optim.warmup_fraction": 375 / 300_000, "optim.schedule": "cosine",
     "run.budget": "tokens", "run.tokens": 300_000_000_000,
 }  # fmt: skip
+ELMO = BERT | {
+    "model.type": "elmo", "model.segments": 0, "model.cell": 4096,
+    "examples.objective": "two-directions", "examples.pairs": "full-sentences",
+    "examples.short_probability": 0.0, "examples.stages": [(1.0, 128, 126)],
+    "batch.by": "tokens", "batch.tokens": 128 * 20 * 3,
+    "optim.peak_lr": 1e-3, "optim.weight_decay": 0.0, "optim.bias_correction": True, "optim.clip_norm": 10.0,
+    "optim.schedule": "linear",
+    "run.budget": "tokens", "run.tokens": 10 * 768_648_884,
+}  # fmt: skip
 PUBLISHED = {
     **dict.fromkeys(["bert-tiny", "bert-mini", "bert-small", "bert-medium", "bert-base", "bert-large"], BERT),
     "roberta-base": ROBERTA,
@@ -177,6 +188,8 @@ PUBLISHED = {
     "speedrun-small": SPEEDRUN,
     "speedrun-base": SPEEDRUN_BASE,
     "gpt2-small": GPT2,
+    "elmo-small": ELMO | {"model.cell": 1024},
+    "elmo-original": ELMO,
 }
 
 # Encoder plus pooler (DistilBERT, ELECTRA, ModernBERT and GPT-2 have none) with the published vocabulary.
@@ -259,7 +272,7 @@ def test_the_formula_agrees_with_the_network_itself(name):
     with torch.device("meta"):
         network = build_network(
             published_config_of(model, vocabulary=1000),
-            {} if model.type in ("distilbert", "electra", "modernbert", "gpt2") else {"pooler": 0},
+            {} if model.type in ("distilbert", "electra", "modernbert", "gpt2", "elmo") else {"pooler": 0},
         )
     assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
@@ -269,6 +282,7 @@ def published_config_of(model, *, vocabulary):
     sizes = {"hidden_size": model.width, "num_hidden_layers": model.layers, "intermediate_size": model.inner}
     sizes |= {"num_attention_heads": model.heads, "type_vocab_size": model.segments, "vocab_size": vocabulary}
     sizes |= {"max_position_embeddings": model.positions + 2 * (model.type == "roberta")}
+    sizes |= {"cell_size": model.cell}
     if model.type == "distilbert":
         sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}

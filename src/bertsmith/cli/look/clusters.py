@@ -2,27 +2,18 @@
 
 from functools import partial
 
-from bertsmith.cli.look.look_options import (
-    LongestOption,
-    OutOption,
-    SeedOption,
-    TextsOption,
-    leave,
-    name_of_model,
-    open_for_looking,
-    texts_or_pairs,
-)
-from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
 
 
 def clusters(
-    texts: TextsOption,
-    out: OutOption,
-    model: ModelOption = None,
-    longest: LongestOption = 128,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    texts: looking.Texts,
+    out: looking.Out,
+    model: options.Model = None,
+    longest: looking.Longest = 128,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show which heads attend alike, as a map.
 
@@ -37,8 +28,9 @@ def clusters(
     from bertsmith.insight.random_control import of_untrained
     from bertsmith.insight.surface import measure_attention
 
-    given, bert = texts_or_pairs(texts), open_for_looking(model, device)
+    given, bert = looking.texts_or_pairs(texts), looking.open_for_looking(model, device)
     study = partial(study_clusters, texts=given, longest=longest)
     kinds = kinds_of_heads(measure_attention(bert, given, longest=longest))
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
-    leave([clusters_report(found, kinds, untrained, model=name_of_model(model))], out, as_json=as_json)
+    report = clusters_report(found, kinds, untrained, model=looking.name_of_model(model))
+    looking.leave([report], out, as_json=as_json)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from bertsmith.cli.look.look_options import OutOption, SeedOption, leave, name_of_model, open_for_looking
-from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -20,18 +20,18 @@ def coref(
         Path,
         Option(metavar="FILE", help="GAP (.tsv), CoNLL-U with entities (.conllu) or CoNLL-2012 columns."),
     ],
-    out: OutOption,
+    out: looking.Out,
     choose_on: Annotated[
         Path | None,
         Option(metavar="FILE", help="File on which the head is chosen; else the one that is scored."),
     ] = None,
-    model: ModelOption = None,
+    model: options.Model = None,
     longest: Annotated[
         int, Option(min=8, help="Tokens of a document that are read together (not of GAP); published: 128.")
     ] = 128,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show which head finds the antecedent of a mention.
 
@@ -46,9 +46,9 @@ def coref(
     from bertsmith.insight.coreference_report import coreference_report
     from bertsmith.insight.random_control import of_untrained
 
-    bert = open_for_looking(model, device)
-    scored = questions_of(bert, data.expanduser(), longest)
-    chosen_on = scored if choose_on is None else questions_of(bert, choose_on.expanduser(), longest)
+    bert = looking.open_for_looking(model, device)
+    scored = questions_of(bert, data, longest)
+    chosen_on = scored if choose_on is None else questions_of(bert, choose_on, longest)
     if chosen_on.kinds != scored.kinds:
         raise UserError("is of another format than --data", where=str(choose_on), remedy="give two of one")
     study = partial(study_coreference, scored=scored, chosen_on=chosen_on, seed=seed)
@@ -58,8 +58,8 @@ def coref(
         if choose_on is None
         else f"The head was chosen on {choose_on.name} and scored on {data.name}."
     )
-    report = coreference_report(found, untrained, scored, model=name_of_model(model), how=how)
-    leave([report], out, as_json=as_json)
+    report = coreference_report(found, untrained, scored, model=looking.name_of_model(model), how=how)
+    looking.leave([report], out, as_json=as_json)
 
 
 def questions_of(bert: "Bert", path: Path, longest: int) -> "QuestionSet":

@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from bertsmith.cli.look.look_options import (
-    LongestOption,
-    OutOption,
-    SeedOption,
-    leave,
-    name_of_model,
-    open_for_looking,
-    texts_or_pairs,
-)
-from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -25,18 +17,18 @@ if TYPE_CHECKING:
 
 
 def direction(
-    out: OutOption,
-    model: ModelOption = None,
+    out: looking.Out,
+    model: options.Model = None,
     texts: Annotated[
         Path | None, Option("--input", metavar="FILE", help="One text a line, a tab between two of a pair.")
     ] = None,
     data: Annotated[
         Path | None, Option(help="Instead: the data of the model's task, which also says what it loses.")
     ] = None,
-    longest: LongestOption = 128,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    longest: looking.Longest = 128,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show whether heads look left or right, and what a task loses when one side of each word is hidden.
 
@@ -53,15 +45,16 @@ def direction(
     if (texts is None) == (data is None):
         remedy = "give one of --input FILE and --data FOLDER"
         raise UserError("it is not clear which texts to look at", remedy=remedy)
-    bert, loss = open_for_looking(model, device), None
+    bert, loss = looking.open_for_looking(model, device), None
     if data is not None:
-        given, loss = _task(bert, model, data.expanduser(), device)
+        given, loss = _task(bert, model, data, device)
     else:
         assert texts is not None
-        given = texts_or_pairs(texts)
+        given = looking.texts_or_pairs(texts)
     study = partial(study_direction, texts=given, longest=longest)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
-    leave([direction_report(found, untrained, loss, model=name_of_model(model))], out, as_json=as_json)
+    report = direction_report(found, untrained, loss, model=looking.name_of_model(model))
+    looking.leave([report], out, as_json=as_json)
 
 
 def _task(bert: "Bert", model: Path | None, data: Path, device: str) -> "tuple[list[TextOrPair], TaskLoss]":
@@ -73,7 +66,7 @@ def _task(bert: "Bert", model: Path | None, data: Path, device: str) -> "tuple[l
     if model is None or bert.finetuned is None:
         what, remedy = "only a fine-tuned model has a task to lose", "name its run with --model"
         raise UserError(what, where="--data", remedy=remedy)
-    file = predict_labelled([model.expanduser()], data, device=device)
+    file = predict_labelled([model], data, device=device)
     texts = [each.texts for each in file.examples if isinstance(each, TextExample)]
     if not texts:
         what = f"a {file.config.kind.name} task has no plain texts to look at"

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from typer import Option
 
-from bertsmith.cli.look.look_options import OutOption, SeedOption, leave, name_of_model, open_for_looking
-from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
 
 PiecesOption = Annotated[
     Literal["mean", "first"],
@@ -21,7 +21,7 @@ PiecesOption = Annotated[
 
 def heads(
     treebank: Annotated[Path, Option(metavar="FILE", help="Treebank to score on, in CoNLL-U.")],
-    out: OutOption,
+    out: looking.Out,
     choose_on: Annotated[
         Path | None,
         Option(
@@ -29,11 +29,11 @@ def heads(
             help="Treebank on which head, direction and offset are chosen; else the one that is scored.",
         ),
     ] = None,
-    model: ModelOption = None,
+    model: options.Model = None,
     from_pieces: PiecesOption = "mean",
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show which head finds which dependency relation.
 
@@ -50,9 +50,9 @@ def heads(
     from bertsmith.insight.relations_report import relations_report
     from bertsmith.insight.treebank import read_treebank
 
-    scored = read_treebank(treebank.expanduser())
-    chosen_on = scored if choose_on is None else read_treebank(choose_on.expanduser())
-    bert = open_for_looking(model, device)
+    scored = read_treebank(treebank)
+    chosen_on = scored if choose_on is None else read_treebank(choose_on)
+    bert = looking.open_for_looking(model, device)
     study = partial(study_relations, scored=scored, chosen_on=chosen_on, mode=from_pieces, seed=seed)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
     how = (
@@ -60,4 +60,8 @@ def heads(
         if choose_on is None
         else f"Head, direction and offset chosen on {choose_on.name}, scored on {treebank.name}."
     )
-    leave([relations_report(found, untrained, model=name_of_model(model), how=how)], out, as_json=as_json)
+    looking.leave(
+        [relations_report(found, untrained, model=looking.name_of_model(model), how=how)],
+        out,
+        as_json=as_json,
+    )

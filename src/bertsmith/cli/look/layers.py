@@ -6,16 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
-from bertsmith.cli.look.look_options import (
-    LongestOption,
-    SeedOption,
-    TextsOption,
-    leave,
-    names_of_models,
-    open_for_looking,
-    texts_or_pairs,
-)
-from bertsmith.cli.model_options import DeviceOption, JsonOption
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,12 +20,12 @@ PictureOption = Annotated[
 
 def layers(
     models: Annotated[list[Path], Option("--models", metavar="FOLDER ...", help="Model folders.")],
-    texts: TextsOption,
+    texts: looking.Texts,
     out: PictureOption,
-    longest: LongestOption = 128,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    longest: looking.Longest = 128,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show how far each layer moves a token: L2 distance and angle between its input and output.
 
@@ -45,12 +37,12 @@ def layers(
     from bertsmith.insight.layer_distances import layer_distances, layers_report, untrained_distances
 
     picture = _checked(out)
-    given = texts_or_pairs(texts)
+    given = looking.texts_or_pairs(texts)
     found, untrained = {}, {}
-    for name, model in zip(names := names_of_models(models), models, strict=True):
+    for name, model in zip(names := looking.names_of_models(models), models, strict=True):
         if names.count(name) > 1:
             raise UserError("is given twice", where=str(model), remedy="name each model once")
-        bert = open_for_looking(model, device)
+        bert = looking.open_for_looking(model, device)
         found[name] = layer_distances(bert, given, longest=longest)
         untrained[name] = untrained_distances(bert, given, longest=longest, seed=seed)
     _leave(layers_report(found, untrained), picture, as_json=as_json)
@@ -63,9 +55,9 @@ def changes(
     texts: Annotated[
         Path | None, Option("--input", metavar="FILE", help="Texts on which the layers are compared, too.")
     ] = None,
-    longest: LongestOption = 128,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    longest: looking.Longest = 128,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show what fine-tuning changed, layer by layer: weights and, given texts, their states.
 
@@ -74,11 +66,11 @@ def changes(
     from bertsmith.insight.changes import changes_report, state_changes, weight_changes
 
     picture = _checked(out)
-    given = texts_or_pairs(texts) if texts is not None else []
-    one, other = (open_for_looking(each, device) for each in (before, after))
+    given = looking.texts_or_pairs(texts) if texts is not None else []
+    one, other = (looking.open_for_looking(each, device) for each in (before, after))
     weights = weight_changes(one, other)
     states = state_changes(one, other, given, longest=longest) if given else []
-    names = names_of_models([before, after])
+    names = looking.names_of_models([before, after])
     _leave(changes_report(weights, states, names=names), picture, as_json=as_json)
 
 
@@ -87,8 +79,8 @@ def _checked(out: Path) -> Path:
         raise UserError(
             "is no name of a picture", where=f"--out {out}", remedy="name a file that ends in .png"
         )
-    return out.expanduser()
+    return out
 
 
 def _leave(report: "Report", picture: Path, *, as_json: bool) -> None:
-    leave([replace(report, name=picture.stem)], picture.parent, as_json=as_json)
+    looking.leave([replace(report, name=picture.stem)], picture.parent, as_json=as_json)

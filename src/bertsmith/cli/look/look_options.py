@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option, echo
 
 from bertsmith.cli.classify import text_or_pair
-from bertsmith.cli.model_options import open_model, print_json
+from bertsmith.cli.predicting import open_model
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.text_files import pieces_of
 from bertsmith.inference.embedded_models import embedded_models_for
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.text_reader import TextOrPair
     from bertsmith.insight.report import Report
 
-OutOption = Annotated[
+Out = Annotated[
     Path,
     Option(
         "--out",
@@ -24,14 +25,14 @@ OutOption = Annotated[
         help="Folder of the table (.txt, .json), the picture (.png) and, of heads, a view (.html).",
     ),
 ]
-TextsOption = Annotated[
+Texts = Annotated[
     Path, Option("--input", metavar="FILE", help="One text a line, a tab between the two of a pair.")
 ]
-LongestOption = Annotated[
+Longest = Annotated[
     int,
     Option("--longest", min=8, help="Cut texts to so many tokens; 128 in the published study."),
 ]
-SeedOption = Annotated[int, Option("--seed", min=0, help="Of random weights, masks and samples.")]
+Seed = Annotated[int, Option("--seed", min=0, help="Of random weights, masks and samples.")]
 
 
 def open_for_looking(model: Path | None, device: str, ability: str = "look") -> "Bert":
@@ -46,7 +47,7 @@ def name_of_model(model: Path | None, ability: str = "look") -> str:
 
 def names_of_models(models: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the models' paths that tell them apart: a/model and b/model."""
-    paths = [model.expanduser().resolve().parts for model in models]
+    paths = [model.resolve().parts for model in models]
     names = []
     for path in paths:
         others = [other for other in paths if other != path]
@@ -59,14 +60,13 @@ def names_of_models(models: Sequence[Path]) -> list[str]:
 
 def texts_or_pairs(source: Path) -> "list[TextOrPair]":
     """Return all texts and pairs of a file."""
-    return [text for piece in pieces_of(source.expanduser(), text_or_pair) for text in piece.texts]
+    return [text for piece in pieces_of(source, text_or_pair) for text in piece.texts]
 
 
 def leave(reports: "Sequence[Report]", out: Path, *, as_json: bool) -> None:
     """Write reports into a folder, and print them."""
     from bertsmith.insight.report import plain, write_report
 
-    out = out.expanduser()
     for report in reports:
         write_report(report, out)
     if as_json:

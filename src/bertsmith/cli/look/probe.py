@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
-from bertsmith.cli.look.look_options import OutOption, SeedOption, leave, name_of_model, open_for_looking
-from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def probe(
     treebank: Annotated[Path, Option(metavar="FILE", help="Treebank to score on, in CoNLL-U.")],
     train: Annotated[Path, Option(metavar="FILE", help="Treebank to train the probes on, in CoNLL-U.")],
-    out: OutOption,
-    model: ModelOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    out: looking.Out,
+    model: options.Model = None,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show what simple probes find: part of speech and depth in each layer, trees in attention.
 
@@ -37,8 +37,8 @@ def probe(
     from bertsmith.insight.random_control import of_untrained
     from bertsmith.insight.treebank import read_treebank
 
-    scored, learned = read_treebank(treebank.expanduser()), read_treebank(train.expanduser())
-    bert = open_for_looking(model, device)
+    scored, learned = read_treebank(treebank), read_treebank(train)
+    bert = looking.open_for_looking(model, device)
 
     def study(bert: "Bert") -> "Probes":
         layers = study_layers(bert, scored, learned, seed=seed)
@@ -46,4 +46,5 @@ def probe(
 
     how = f"Trained on {len(learned):,} sentences of {train.name}, scored on {treebank.name}."
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
-    leave([probe_report(found, untrained, model=name_of_model(model), how=how)], out, as_json=as_json)
+    report = probe_report(found, untrained, model=looking.name_of_model(model), how=how)
+    looking.leave([report], out, as_json=as_json)

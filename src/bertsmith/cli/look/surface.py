@@ -2,27 +2,18 @@
 
 from functools import partial
 
-from bertsmith.cli.look.look_options import (
-    LongestOption,
-    OutOption,
-    SeedOption,
-    TextsOption,
-    leave,
-    name_of_model,
-    open_for_looking,
-    texts_or_pairs,
-)
-from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
 
 
 def surface(
-    texts: TextsOption,
-    out: OutOption,
-    model: ModelOption = None,
-    longest: LongestOption = 128,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    texts: looking.Texts,
+    out: looking.Out,
+    model: options.Model = None,
+    longest: looking.Longest = 128,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Show what every head attends to on the surface.
 
@@ -38,7 +29,8 @@ def surface(
     from bertsmith.insight.surface import study_surface
     from bertsmith.insight.surface_report import surface_report
 
-    given, bert = texts_or_pairs(texts), open_for_looking(model, device)
+    given, bert = looking.texts_or_pairs(texts), looking.open_for_looking(model, device)
     study = partial(study_surface, texts=given, longest=longest, seed=seed)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
-    leave([surface_report(found, untrained, model=name_of_model(model))], out, as_json=as_json)
+    report = surface_report(found, untrained, model=looking.name_of_model(model))
+    looking.leave([report], out, as_json=as_json)

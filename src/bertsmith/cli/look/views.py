@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option, echo
 
-from bertsmith.cli.look.look_options import (
-    SeedOption,
-    TextsOption,
-    name_of_model,
-    open_for_looking,
-    texts_or_pairs,
-)
-from bertsmith.cli.model_options import DeviceOption, JsonOption, ModelOption, naming_inputs, print_json
+from bertsmith.cli import options
+from bertsmith.cli.look import look_options as looking
+from bertsmith.cli.predicting import naming_inputs
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.core.wording import counted
 
@@ -39,8 +35,8 @@ def attention(
     text: Annotated[str, Argument(metavar="TEXT", help="What the model reads.")],
     out: ViewOrPictureOption,
     second: SecondOption = "",
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
+    model: options.Model = None,
+    device: options.Device = "auto",
 ) -> None:
     """Write a view of all heads over one text: choose a head, then a token, and see what it reads.
 
@@ -53,8 +49,8 @@ def attention(
     from bertsmith.insight.view_pictures import write_attention_picture
     from bertsmith.insight.views import attention_data
 
-    place, bert = _checked(out, PICTURE), open_for_looking(model, device)
-    title, given = f"Attention in {name_of_model(model)}", (text, second) if second else text
+    place, bert = _checked(out, PICTURE), looking.open_for_looking(model, device)
+    title, given = f"Attention in {looking.name_of_model(model)}", (text, second) if second else text
     try:
         if place.suffix.lower() == PICTURE:
             echo(f"{write_attention_picture(place, bert, given, title=title):,} tokens -> {place}")
@@ -71,10 +67,10 @@ def attention(
 
 def senses(
     word: Annotated[str, Option(help="The word.")],
-    texts: TextsOption,
+    texts: looking.Texts,
     out: ViewOrPictureOption,
-    model: ModelOption = None,
-    device: DeviceOption = "auto",
+    model: options.Model = None,
+    device: options.Device = "auto",
 ) -> None:
     """Write a map of a word's vectors in the sentences of a file; sentences without the word are left out.
 
@@ -86,9 +82,9 @@ def senses(
     from bertsmith.insight.view_pictures import write_senses_picture
     from bertsmith.insight.views import senses_data
 
-    place, bert = _checked(out, PICTURE), open_for_looking(model, device)
-    title = f"“{word}” in {name_of_model(model)}"
-    given = [str(each) for each in texts_or_pairs(texts) if isinstance(each, str)]
+    place, bert = _checked(out, PICTURE), looking.open_for_looking(model, device)
+    title = f"“{word}” in {looking.name_of_model(model)}"
+    given = [str(each) for each in looking.texts_or_pairs(texts) if isinstance(each, str)]
     with naming_inputs(lambda index: f"{texts}:{index + 1}"):
         if place.suffix.lower() == PICTURE:
             sentences = write_senses_picture(place, bert, word, given, title=title)
@@ -106,10 +102,10 @@ def words(
     texts: Annotated[
         Path | None, Option("--input", metavar="FILE", help="One text a line, a tab between two of a pair.")
     ] = None,
-    model: ModelOption = None,
-    seed: SeedOption = 0,
-    device: DeviceOption = "auto",
-    as_json: JsonOption = False,
+    model: options.Model = None,
+    seed: looking.Seed = 0,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> None:
     """Write a view of the words that decided a text's class, by two methods, and say how faithful they are.
 
@@ -133,12 +129,12 @@ def words(
         remedy = "give a text, or --input FILE"
         raise UserError("it is not clear what to explain", remedy=remedy)
     given: list[TextOrPair] = (
-        texts_or_pairs(texts) if texts is not None else [(text, second) if second else text]
+        looking.texts_or_pairs(texts) if texts is not None else [(text, second) if second else text]
     )
-    bert = open_for_looking(model, device, "classify")
+    bert = looking.open_for_looking(model, device, "classify")
     with naming_inputs(lambda index: f"{texts}:{index + 1}" if texts is not None else "the text"):
         found = deciding_words(bert, given, seed=seed)
-    name = name_of_model(model, "classify")
+    name = looking.name_of_model(model, "classify")
     data = words_data(found, model=name)
     # Printed first, so that minutes of work are not lost if the view cannot be written.
     if as_json:
@@ -167,4 +163,4 @@ def _checked(out: Path, *others: str) -> Path:
     if out.suffix.lower() not in (".html", ".htm", *others):
         remedy = f"name a file that ends in {' or '.join(('.html', *others))}"
         raise UserError("is no name of a page", where=f"--out {out}", remedy=remedy)
-    return out.expanduser()
+    return out

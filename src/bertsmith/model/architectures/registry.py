@@ -9,6 +9,7 @@ from bertsmith.model.architectures.bert import BERT
 from bertsmith.model.architectures.deberta import DEBERTA
 from bertsmith.model.architectures.distilbert import DISTILBERT
 from bertsmith.model.architectures.electra import ELECTRA
+from bertsmith.model.architectures.elmo import ELMO
 from bertsmith.model.architectures.ernie import ERNIE
 from bertsmith.model.architectures.gpt import GPT
 from bertsmith.model.architectures.modernbert import MODERNBERT
@@ -18,7 +19,7 @@ ARCHITECTURES: dict[str, Architecture[Any]] = {
     each.model_type: each
     for each in (
         *(BERT, ROBERTA, ALBERT, DISTILBERT, ERNIE, ELECTRA, MODERNBERT),
-        *(XLM_ROBERTA, CAMEMBERT, DEBERTA, GPT),
+        *(XLM_ROBERTA, CAMEMBERT, DEBERTA, GPT, ELMO),
     )
 }
 

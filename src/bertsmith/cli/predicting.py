@@ -1,77 +1,23 @@
-"""Shared by the verbs that predict: options, opening a model, and bars of probabilities."""
+"""Shared by the verbs that predict: opening a model, naming its inputs in errors, and bars."""
 
 import gc
-import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, cast
 
-from typer import Option, echo
+from typer import echo
 
 from bertsmith.core.errors import Remedy, UserError
 from bertsmith.inference.embedded_models import default_model, embedded_models_for
 from bertsmith.inference.model_path import is_model, model_folder
 from bertsmith.inference.outputs import ABILITIES
-from bertsmith.model.sentence_modules import Pooling
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.text import Text
-
     from bertsmith.inference.loaded_model import Bert, Precision
 
-ModelOption = Annotated[
-    Path | None,
-    Option(
-        "--model",
-        metavar="FOLDER",
-        help="Model or run folder, or the name of a fetched one; else an embedded one.",
-    ),
-]
-BaseOption = Annotated[
-    Path | None,
-    Option(
-        "--base",
-        metavar="FOLDER",
-        help="Of an adapter folder, the model it belongs to; without it the one that it names.",
-    ),
-]
-DeviceOption = Annotated[
-    str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
-]
-# A test compares these names with inference, which would load torch and delay --help.
-PrecisionOption = Annotated[
-    str,
-    Option(
-        "--precision",
-        help="auto (bf16, or int8 of a quantised folder, where the machine is made for it, else fp32), fp32, "
-        "bf16, int8 (CPU).",
-    ),
-]
-JsonOption = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
-TruncateOption = Annotated[
-    bool, Option("--truncate", help="Cut texts that are too long for the model; else they are rejected.")
-]
-PoolingOption = Annotated[
-    Pooling | None,
-    Option(
-        "--pooling",
-        help="What stands for a text: the mean, first (cls) or largest of its tokens' vectors, ..., the "
-        "pooler's output, or the mean less what an empty text has (centred); without it, what the folder "
-        "says, else centred.",
-    ),
-]
-PromptOption = Annotated[
-    str | None,
-    Option("--prompt", metavar="TEXT", help='Put before each text; "" for none, where the folder has one.'),
-]
-
-BAR_WIDTH = 30
-EIGHTHS = " ▏▎▍▌▋▊▉"
-COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 OWN_MODEL = "leave --model out to use the one that comes with bertsmith"
 HOW_TO_GET = {
@@ -104,7 +50,7 @@ def open_model(
 
     own = embedded_models_for(*abilities)
     named = cast("Precision", precision)  # `load` rejects any other
-    for chosen in (own or [default_model()]) if folder is None else [folder.expanduser()]:
+    for chosen in (own or [default_model()]) if folder is None else [folder]:
         bert = load(chosen, device=device, precision=named, base=base)
         if set(abilities) & set(bert.abilities):
             if folder is None:
@@ -156,49 +102,3 @@ def naming_inputs(name: Callable[[int], str]) -> Iterator[None]:
         where = name(error.index) if error.field == "text" else f"the {error.field}"
         remedy = REMEDIES.get(error.remedy, error.remedy)
         raise replace(error, where=where, remedy=remedy) from error
-
-
-def print_json(value: Any) -> None:
-    """Print a value as one line of JSON."""
-    echo(json.dumps(value, ensure_ascii=False))
-
-
-# ---- for people
-
-
-def console() -> "Console":
-    """Return the console for bars and tables, which prints text without markup."""
-    from rich.console import Console
-
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-
-
-def bar(fraction: float) -> str:
-    """Draw a fraction from 0 to 1 as a bar of fixed width, to an eighth of a character."""
-    eighths = round(8 * BAR_WIDTH * min(max(fraction, 0.0), 1.0))
-    drawn = "█" * (eighths // 8) + (EIGHTHS[eighths % 8] if eighths % 8 else "")
-    return drawn.ljust(BAR_WIDTH)
-
-
-def bars(probabilities: Iterable[tuple[float, str]]) -> "list[Text]":
-    """Return a line with a bar for each probability and its text; the first line is highlighted."""
-    from rich.text import Text
-
-    lines = []
-    for number, (value, what) in enumerate(probabilities):
-        style = "bold green" if number == 0 else ""
-        bar_style = "green" if number == 0 else "cyan"
-        lines.append(
-            Text.assemble((f"  {value:6.1%} ", style), (bar(value), bar_style), ("  ", ""), (what, style))
-        )
-    return lines
-
-
-def highlighted(text: str, stretches: Sequence[tuple[int, int, str]]) -> "Text":
-    """Return the text with styled spans, each given as start, end and style."""
-    from rich.text import Text
-
-    drawn = Text(text)
-    for start, end, style in stretches:
-        drawn.stylize(style, start, end)
-    return drawn

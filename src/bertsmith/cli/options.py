@@ -1,0 +1,80 @@
+"""Options that several verbs have."""
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from bertsmith.model import sentence_modules
+
+Model = Annotated[
+    Path | None,
+    Option(
+        "--model",
+        metavar="FOLDER",
+        help="Model or run folder, or the name of a fetched one; else an embedded one.",
+    ),
+]
+Base = Annotated[
+    Path | None,
+    Option(
+        "--base",
+        metavar="FOLDER",
+        help="Of an adapter folder, the model it belongs to; without it the one that it names.",
+    ),
+]
+Device = Annotated[
+    str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+]
+# A test compares these names with inference, which would load torch and delay --help.
+Precision = Annotated[
+    str,
+    Option(
+        "--precision",
+        help="auto (bf16, or int8 of a quantised folder, where the machine is made for it, else fp32), fp32, "
+        "bf16, int8 (CPU).",
+    ),
+]
+Json = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
+JsonLines = Annotated[bool, Option("--json", help="Print JSON lines, for machines.")]
+Settings = Annotated[
+    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
+]
+Truncate = Annotated[
+    bool, Option("--truncate", help="Cut texts that are too long for the model; else they are rejected.")
+]
+Pooling = Annotated[
+    sentence_modules.Pooling | None,
+    Option(
+        "--pooling",
+        help="What stands for a text: the mean, first (cls) or largest of its tokens' vectors, ..., the "
+        "pooler's output, or the mean less what an empty text has (centred); without it, what the folder "
+        "says, else centred.",
+    ),
+]
+Prompt = Annotated[
+    str | None,
+    Option("--prompt", metavar="TEXT", help='Put before each text; "" for none, where the folder has one.'),
+]
+
+# ---- of a table
+
+TextColumn = Annotated[
+    str,
+    Option("--text", metavar="COLUMN", help="Of a table (.csv, .tsv, .json, .parquet): the column of texts."),
+]
+Text2Column = Annotated[
+    str, Option("--text2", metavar="COLUMN", help="Of a table of pairs: the column of the second texts.")
+]
+Delimiter = Annotated[
+    str,
+    Option("--delimiter", metavar="CHAR", help="What parts the cells, where no header shows it."),
+]
+Encoding = Annotated[
+    str,
+    Option("--encoding", metavar="NAME", help="Of a table that is not UTF-8: cp1252, utf-16 ..."),
+]
+Columns = Annotated[
+    str, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
+]
+SkipBad = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")]

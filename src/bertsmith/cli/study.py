@@ -1,0 +1,174 @@
+"""`bertsmith study`: run a study of one's own, and show how far it is."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, Exit, Option, Typer, echo
+
+from bertsmith.cli.terminal import STOPPED, duration, progress_display
+from bertsmith.cli.verb import Verb, Verbs
+from bertsmith.core.wording import counted
+
+if TYPE_CHECKING:
+    from bertsmith.studies.cells import Cells
+    from bertsmith.studies.own_study import OwnStudy
+    from bertsmith.studies.scheduler import Places
+
+study = Typer(
+    cls=Verbs,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Train many variants, compare them over seeds, and report the differences with intervals.",
+)
+AsJson = Annotated[bool, Option("--json", help="Print JSON lines, for machines.")]
+
+
+@study.command("run", cls=Verb)
+def run_own(
+    file: Annotated[Path, Argument(metavar="STUDY", help="A study in TOML.")],
+    out: Annotated[Path, Option(help="Folder of the report; the same command goes on with a study there.")],
+    cells: Annotated[
+        Path | None, Option(help="Folder of the runs, shared by studies; cells/ beside --out by default.")
+    ] = None,
+    seeds: Annotated[int | None, Option(min=1, help="Number of seeds, in place of the file's.")] = None,
+    together: Annotated[int, Option(min=1, help="Most runs at once on one device.")] = 1,
+    devices: Annotated[
+        str, Option(help="GPUs by number, such as 0,1; cpu for none. By default the first GPU, if any.")
+    ] = "",
+    threads: Annotated[
+        int | None, Option(min=1, help="CPU threads of each run; by default OMP_NUM_THREADS, or all cores.")
+    ] = None,
+    dry_run: Annotated[
+        bool, Option("--dry-run", help="Only tell what would be run, and about how long.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a study: all trials over all seeds, and a report with intervals.
+
+    Equal work is done once, also across studies that share --cells. A trial that fails is a row with its
+    reason. Stopped or killed, the same command goes on and repeats nothing.
+
+    Example: bertsmith study run nsp.toml --out lab/nsp --seeds 3 --together 2
+
+    \b
+    # nsp.toml
+    question = "Do next-sentence pairs help?"
+    seeds = 3
+    finetuning_seeds = 2
+    \b
+    [stages.model]                     # pre-training: a preset or file, and a store
+    recipe = "bert-tiny"
+    store = "store/"
+    set = { "run.steps" = 2000 }
+    \b
+    [stages.sst2]                      # fine-tuning: a task, data, a stage or a model folder
+    task = "sst2"
+    data = "glue/SST-2"
+    model = "model"
+    \b
+    [trials.pairs]                     # the first trial is the baseline
+    [trials."no pairs"]
+    "model.examples.pairs" = "full-sentences"
+    \b
+    [grid]                             # each trial with each combination of values
+    "sst2.optim.peak_lr" = [3e-5, 5e-5]
+    """
+    # Cells set their own; here nothing is computed, and a GPU must not hold memory of this process.
+    from bertsmith.studies.cells import Cells
+    from bertsmith.studies.own_study import read_study
+    from bertsmith.studies.scheduler import Places, Stopped
+    from bertsmith.studies.study import run_study
+
+    out = out.expanduser()
+    found = read_study(file.expanduser(), seeds=seeds)
+    shared = Cells(cells.expanduser() if cells is not None else out.parent / "cells")
+    places = Places(_devices(devices), together, threads or _threads(together))
+    if dry_run:
+        _show_plan(found, shared, places, as_json=as_json)
+        return
+    try:
+        with progress_display(live_line, as_json=as_json) as callback:
+            report = run_study(found, out, shared, places, callback)
+    except Stopped:
+        echo(json.dumps({"finished": False}) if as_json else "stopped; give the same command again to go on")
+        raise Exit(STOPPED) from None
+    echo(json.dumps({"finished": True, **report.values}) if as_json else f"\n{report.text()}")
+    if not as_json:
+        echo(f"report: {out / report.name}.txt, .md, .json, .html")
+
+
+@study.command("status", cls=Verb)
+def show_status(
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder of a study (--out).")],
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a study is: runs that are done, running or failed, and the minutes left.
+
+    Example: bertsmith study status lab/nsp
+    """
+    from bertsmith.studies.study import read_status
+
+    status = read_status(folder.expanduser())
+    if as_json:
+        echo(json.dumps(status))
+        return
+    states = [each["state"] for each in status["cells"]]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in ("done", "running", "failed", "waiting"))
+    echo(f"{counted(len(states), 'run')}: {counts}")
+    for each in status["cells"]:
+        if each["state"] == "running":
+            echo(f"  {each['cell']}: {each['fraction']:.0%}")
+        if each["reason"]:
+            echo(f"  {each['cell']} failed: {each['reason']}")
+    for name, reason in status["impossible"].items():
+        echo(f"  {name} is impossible: {reason}")
+    if status["works"]:
+        echo(f"time left: {_time_text(status['seconds_left'])}")
+    elif states.count("done") + states.count("failed") < len(states):
+        echo("no process works on it: give the command of the study again to go on")
+
+
+def live_line(values: dict[str, Any]) -> str:
+    """Format how far a study is."""
+    parts = [f"{values['done']} of {counted(values['cells'], 'run')}", f"{values['running']} running"]
+    parts += [f"{values['failed']} failed"] if values["failed"] else []
+    return "  ".join([*parts, f"ETA {_time_text(values['seconds_left'])}"])
+
+
+def _time_text(seconds: float | None) -> str:
+    return "unknown until the first runs are done" if seconds is None else duration(seconds)
+
+
+def _devices(given: str) -> tuple[str, ...]:
+    """Return the values of CUDA_VISIBLE_DEVICES, one for each place."""
+    if given == "cpu":
+        return ("",)
+    if given:
+        return tuple(each.strip() for each in given.split(","))
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    return (visible.split(",")[0],) if torch.cuda.is_available() else ("",)
+
+
+def _threads(together: int) -> int:
+    return int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // together)
+
+
+def _show_plan(found: "OwnStudy", cells: "Cells", places: "Places", *, as_json: bool) -> None:
+    """Print what a study wants, what is done already, and about how long the rest takes."""
+    from bertsmith.studies.study import plan_of
+
+    plan = plan_of(found, cells, places)
+    if as_json:
+        echo(json.dumps(plan))
+        return
+    echo(
+        f"{counted(plan['wanted'], 'run')} wanted, {plan['distinct']} of them distinct: {plan['done']} done, "
+        f"{plan['failed']} failed before, {plan['left']} left"
+    )
+    for name, reason in plan["impossible"].items():
+        echo(f"{name} is impossible: {reason}")
+    echo(f"time: {_time_text(plan['seconds'])}")

@@ -1,0 +1,261 @@
+"""Cells: the pieces of work that studies want, each known by a hash of all that decides its result.
+
+Equal work of several trials, and of several studies, is one cell, and is done once. The hash is known before
+anything is trained. It does not cover the machine, the threads and the version of torch: these are written
+into the cell, and reports tell of mixtures.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_json, write_json
+from bertsmith.core.measures import Metric
+from bertsmith.recipe.load import leaves
+from bertsmith.recipe.section import Section
+from bertsmith.training.callbacks import ProgressCallback
+
+COMPUTES: dict[str, dict[str, int]] = {
+    "kind": dict.fromkeys(("pretrain", "finetune"), 1),
+    "objective": dict.fromkeys(("masked", "left-to-right", "right-to-left", "replaced", "distilled"), 1),
+    "architecture": dict.fromkeys(
+        (
+            *("bert", "roberta", "albert", "distilbert", "ernie", "electra", "modernbert"),
+            *("xlm-roberta", "camembert", "deberta-v2"),
+        ),
+        1,
+    ),
+    "optimiser": dict.fromkeys(("adamw", "lamb", "muon"), 1),
+    "task": dict.fromkeys(("classify", "multilabel", "regress", "tag", "span", "choice"), 1),
+}
+"""Version of what each part of the code computes: raise it if the part computes something else on purpose.
+
+Cells of the old version are then made anew. A test compares the losses of a few steps with stored ones."""
+
+INERT: dict[str, Any] = {}
+"""Value of a new recipe key, by kind and key ("pretrain examples.new"), with which a run is as before the key
+existed. A key with this value is left out of the hash, so that older cells stay valid."""
+
+CELL, RUN, RESULT, FAILURE, LOG, LOCK = "cell.json", "run", "result.json", "failure.json", "log.txt", ".lock"
+SHOWN_DIGITS = 12
+"""Hexadecimal digits of a key in the name of a cell's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A store or the files of a task, with hashes of their content."""
+
+    path: Path
+    content: Mapping[str, str]
+    """Hash of each part: of a store, or of the examples of each split."""
+    size: int = 0
+    """Tokens of a store or training examples of a task, for estimates of time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model folder that exists, with hashes of the files that decide what it computes."""
+
+    folder: Path
+    files: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The outcome of a finished cell."""
+
+    metrics: Mapping[str, Mapping[str, float]]
+    """Metrics by split."""
+    split: str
+    """Split that decides between trials; empty if the model was not evaluated."""
+    metric: Metric
+    """Metric that decides between trials."""
+    steps: int
+    seconds: float
+    made_with: Mapping[str, str | int] = field(default_factory=dict)
+    """Code, torch, device and threads: what else may change the last bits, or more."""
+    peak_bytes: int = 0
+    """Most memory of a GPU that the cell took."""
+    room_bytes: int = 0
+    """Memory of the GPU that cells of a study can share."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result for JSON."""
+        kept = ("name", "title", "unit", "larger_is_better")
+        return {**asdict(self), "metric": {key: getattr(self.metric, key) for key in kept}}
+
+    @classmethod
+    def of_json(cls, values: dict[str, Any]) -> "Result":
+        """Restore a result from JSON."""
+        return cls(**{**values, "metric": Metric(**values["metric"])})
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The reason why a cell has no result."""
+
+    reason: str
+    where: str = ""
+    """Name of the cell that failed, which may be an input of this one."""
+    repeats: bool = False
+    """True if the same work would fail again, so that it is not tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A stage, the folder in which it runs, and the folders of its inputs."""
+
+    stage: "Stage"
+    folder: Path
+    inputs: Mapping[str, Path]
+    callback: ProgressCallback
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of stage; all functions are at the top of a module, for a cell runs in a process of its own."""
+
+    name: str
+    run: Callable[[Work], Result | None]
+    """Do the work, or resume it; return None if it was asked to stop before its end."""
+    parts: Callable[["Stage"], Mapping[str, str]]
+    """Return the parts of the code that compute the result, as group and name (`COMPUTES`)."""
+    idle: Callable[[Any], frozenset[str]]
+    """Return the keys of a recipe that do not decide the result."""
+    work: Callable[["Stage"], float]
+    """Estimate the operations of a stage, to begin with the longest and to tell the time that is left."""
+    by_clock: Callable[["Stage"], bool]
+    """Return True if the time that the work takes decides its result."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A piece of work that a study wants."""
+
+    kind: Kind
+    recipe: Section
+    """Complete recipe in which every "auto" that decides the result is answered."""
+    data: Data
+    inputs: Mapping[str, "Stage | Model"] = field(default_factory=dict)
+    """Stages or model folders that the work begins with, such as "model" and "teacher"."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Everything else that decides the result, such as the columns of a user's own table."""
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """Return all that decides the result, for JSON."""
+        idle, kind = self.kind.idle(self.recipe), self.kind.name
+        values = leaves(self.recipe.model_dump(mode="json"))
+        inert = {key for key, value in values.items() if INERT.get(f"{kind} {key}", ...) == value}
+        return {
+            "kind": kind,
+            "computes": {
+                f"{group} {name}": COMPUTES[group][name] for group, name in self.kind.parts(self).items()
+            },
+            "recipe": {key: value for key, value in values.items() if key not in idle | inert},
+            "data": dict(self.data.content),
+            "inputs": {
+                name: each.key if isinstance(each, Stage) else dict(each.files)
+                for name, each in self.inputs.items()
+            },
+            "options": dict(self.options),
+        }
+
+    @cached_property
+    def key(self) -> str:
+        """Return the hash of all that decides the result."""
+        return _hash(self.facts)
+
+    @cached_property
+    def shape(self) -> str:
+        """Return a hash that is equal for stages of the same memory: with other seeds, rates or inputs."""
+        recipe = {
+            key: value
+            for key, value in self.facts["recipe"].items()
+            if key != "run.seed" and (not key.startswith("optim.") or key == "optim.algorithm")
+        }
+        return _hash({**self.facts, "recipe": recipe, "inputs": [], "data": {}})
+
+    @property
+    def name(self) -> str:
+        """Return the name of the cell's folder."""
+        return f"{self.kind.name}-{self.key[:SHOWN_DIGITS]}"
+
+    @property
+    def stages_before(self) -> list["Stage"]:
+        """Return the inputs that are stages themselves."""
+        return [each for each in self.inputs.values() if isinstance(each, Stage)]
+
+
+def _hash(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of a stage or the reason why it has none; neither if it has not come to an end yet."""
+
+    stage: Stage
+    result: Result | None = None
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """The folder of all cells; several studies can share it."""
+
+    root: Path
+
+    def folder(self, stage: Stage) -> Path:
+        """Return the folder of a stage's cell."""
+        return self.root / stage.name
+
+    def outcome(self, stage: Stage) -> Outcome:
+        """Read how a stage ended; a failure of its inputs is its own."""
+        folder = self.folder(stage)
+        if (folder / RESULT).is_file():
+            return Outcome(stage, Result.of_json(self._read(folder / RESULT)))
+        for before in stage.stages_before:
+            if (failure := self.outcome(before).failure) is not None:
+                return Outcome(stage, failure=failure)
+        if (folder / FAILURE).is_file():
+            return Outcome(stage, failure=Failure(**self._read(folder / FAILURE)))
+        return Outcome(stage)
+
+    def begin(self, stage: Stage, *, threads: int) -> int:
+        """Write down what a cell is, if it is new; return the number of threads that it began with."""
+        file = self.folder(stage) / CELL
+        if not file.is_file():
+            write_json(file, {"key": stage.key, **stage.facts, "threads": threads})
+        known = self._read(file)
+        if known["key"] != stage.key:
+            what = "belongs to other work whose key begins alike"
+            raise UserError(what, where=str(file.parent), remedy="give the study another --cells")
+        return int(known["threads"])
+
+    def end(self, stage: Stage, outcome: Result | Failure) -> None:
+        """Write down how a cell ended."""
+        folder = self.folder(stage)
+        if isinstance(outcome, Result):
+            write_json(folder / RESULT, outcome.to_json())
+            (folder / FAILURE).unlink(missing_ok=True)
+        else:
+            write_json(folder / FAILURE, asdict(outcome))
+
+    def _read(self, file: Path) -> dict[str, Any]:
+        return read_json(file, remedy=f"remove {file.parent}: the cell is then made again")
+
+
+def distinct(stages: Iterable[Stage]) -> dict[str, Stage]:
+    """Return the stages and their inputs by key, each once, inputs first."""
+    found: dict[str, Stage] = {}
+    for stage in stages:
+        if stage.key not in found:
+            found |= distinct(stage.stages_before)
+            found[stage.key] = stage
+    return found

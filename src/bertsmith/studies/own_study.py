@@ -1,0 +1,232 @@
+"""A study of one's own, from a TOML file: stages, trials and a grid over any of their keys.
+
+question = "Do next-sentence pairs help?"
+seeds = 3                               # of pre-training; of fine-tuning if nothing is pre-trained
+finetuning_seeds = 2                    # for each of them
+
+[stages.model]                          # a preset or recipe file, and a store
+recipe = "bert-tiny"
+store = "store/"
+set = { "run.steps" = 2000 }
+
+[stages.sst2]                           # a task, its data, and a stage or model folder to begin with
+task = "sst2"
+data = "glue/SST-2"
+model = "model"
+
+[trials.pairs]                          # the first trial is what the others are compared with
+
+[trials."no pairs"]
+"model.examples.pairs" = "full-sentences"
+
+[grid]                                  # each trial with each combination; the first values first
+"sst2.optim.peak_lr" = [3e-5, 5e-5]
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from bertsmith.core.errors import UserError
+from bertsmith.core.files import read_text
+from bertsmith.insight.report import Report
+from bertsmith.recipe.load import leaves, load_recipe
+from bertsmith.recipe.section import Count, RuleError, Section
+from bertsmith.recipe.toml_text import value_text
+from bertsmith.recipe.validation_errors import user_error
+from bertsmith.studies.cells import Failure, Model, Stage
+from bertsmith.studies.stages import MODEL, TEACHER, finetuning_stage, known_model, pretraining_stage
+from bertsmith.studies.study import Row, Seeds, Trial, comparison
+from bertsmith.tasks.catalogue import OWN, task_named
+from bertsmith.tasks.custom import CustomSpec, custom_task
+from bertsmith.tasks.task_recipe import finetuning_recipe
+
+Values = dict[str, Any]
+
+
+class StageTable(Section):
+    """One stage of the file: pre-training if it has a recipe, fine-tuning if it has a task."""
+
+    recipe: str = ""
+    """Preset or recipe file of a pre-training stage."""
+    store: str = ""
+    """Token store of a pre-training stage."""
+    task: str = ""
+    """Task of a fine-tuning stage; custom for an own table."""
+    data: str = ""
+    """Data of a fine-tuning stage."""
+    columns: dict[str, str | float] = {}
+    """custom: roles of the table's columns, such as text and label (the fields of CustomSpec)."""
+    model: str = ""
+    """Stage or model folder to begin with; empty: pre-training starts from scratch."""
+    teachers: tuple[str, ...] = ()
+    """Stages or model folders to learn from."""
+    set: dict[str, Any] = {}
+    """Any keys of the recipe."""
+
+    @model_validator(mode="after")
+    def is_one_kind(self) -> "StageTable":
+        pretrains, finetunes = bool(self.recipe and self.store), bool(self.task and self.data and self.model)
+        if pretrains == finetunes or bool(self.recipe) == bool(self.task):
+            what = "a stage has either recipe and store, or task, data and model"
+            raise RuleError(what, keys=("recipe", "store", "task", "data", "model"), remedy="see the example")
+        return self
+
+
+class StudyFile(Section):
+    """The whole file."""
+
+    question: str
+    """Title of the report."""
+    seeds: Count = 1
+    """Number of pre-training seeds, or of fine-tuning seeds if the study only fine-tunes."""
+    finetuning_seeds: Count = 1
+    """Number of fine-tuning seeds for each pre-training seed."""
+    stages: Annotated[dict[str, StageTable], Field(min_length=1)]
+    """Stages by name, each after the stages that it begins with."""
+    trials: dict[str, Values] = {}
+    """Changed keys of each trial, as STAGE.KEY; the first trial is the baseline."""
+    grid: Values = {}
+    """Lists of values of keys, as STAGE.KEY: each trial is run with each combination."""
+
+    @model_validator(mode="after")
+    def stages_are_in_order(self) -> "StudyFile":
+        before: list[str] = []
+        for name, table in self.stages.items():
+            for given in (table.model, *table.teachers):
+                if given in self.stages and given not in before:
+                    what = f"stages.{name} begins with {given}, which does not come before it"
+                    raise RuleError(
+                        what, keys=("stages",), remedy="write each stage after those it begins with"
+                    )
+            before.append(name)
+        return self
+
+    @model_validator(mode="after")
+    def grids_have_values(self) -> "StudyFile":
+        for key, values in leaves(self.grid).items():
+            if not isinstance(values, list) or not values:
+                raise RuleError(f"grid.{key} is not a list of values", keys=("grid",), remedy="write [1, 2]")
+        return self
+
+
+def read_study(file: Path, *, seeds: int | None = None) -> "OwnStudy":
+    """Read a study; raise if the file is invalid."""
+    text = read_text(file, remedy="name a study in TOML (bertsmith study run --help has an example)")
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"is not valid TOML ({error})", where=str(file), remedy="correct it there") from error
+    try:
+        found = StudyFile.model_validate(values if seeds is None else {**values, "seeds": seeds})
+    except ValidationError as error:
+        raise user_error(error, values, {}, StudyFile) from error
+    for key in (key for each in (*found.trials.values(), found.grid) for key in leaves(each)):
+        if key.partition(".")[0] not in found.stages:
+            what = f"{key!r} names none of the stages ({', '.join(found.stages)})"
+            raise UserError(what, where=str(file), remedy="write STAGE.KEY, such as model.optim.peak_lr")
+    return OwnStudy(file.stem, found)
+
+
+@dataclass(frozen=True, slots=True)
+class OwnStudy:
+    """A study from a file."""
+
+    name: str
+    file: StudyFile
+
+    def trials(self) -> list[Trial]:
+        """Return each trial with each point of the grid, for each last stage; bad recipes are trials, too."""
+        used = {name for table in self.file.stages.values() for name in (table.model, *table.teachers)}
+        last = [name for name in self.file.stages if name not in used]
+        found = []
+        for measured in last:
+            for name, changed in self._variants():
+                table = measured if len(last) > 1 else ""
+                try:
+                    stages = {seeds: self._stage(measured, changed, seeds) for seeds in self._seeds(measured)}
+                except UserError as error:
+                    impossible = Failure(error.line(), where=error.where, repeats=True)
+                    found.append(Trial(name, {}, table, impossible))
+                else:
+                    found.append(Trial(name, stages, table))
+        return found
+
+    def report(self, rows: Sequence[Row]) -> Report:
+        """Return a table for each last stage."""
+        return comparison(self.name, self.file.question, rows)
+
+    def _variants(self) -> Iterator[tuple[str, Values]]:
+        grid = leaves(self.file.grid)
+        for name, changed in (self.file.trials or {"": {}}).items():
+            for point in product(*grid.values()):
+                chosen = dict(zip(grid, point, strict=True))
+                shown = [f"{key.rpartition('.')[2]}={value}" for key, value in chosen.items()]
+                yield (
+                    ", ".join([*([name] if name else []), *shown]) or "baseline",
+                    {**leaves(changed), **chosen},
+                )
+
+    def _seeds(self, measured: str) -> list[Seeds]:
+        """Return the seeds of a last stage, which depend on what stands before it."""
+        chain = list(self._chain(measured))
+        if not any(table.recipe for table in chain):
+            return [Seeds(0, seed) for seed in range(max(self.file.seeds, self.file.finetuning_seeds))]
+        tuned = range(self.file.finetuning_seeds if any(table.task for table in chain) else 1)
+        return [Seeds(*each) for each in product(range(self.file.seeds), tuned)]
+
+    def _chain(self, name: str) -> Iterator[StageTable]:
+        table = self.file.stages[name]
+        yield table
+        for before in {table.model, *table.teachers} & self.file.stages.keys():
+            yield from self._chain(before)
+
+    def _stage(self, name: str, changed: Values, seeds: Seeds) -> Stage:
+        """Return a stage with the changes of a trial and the seeds of a run."""
+        table = self.file.stages[name]
+        own = {key.partition(".")[2]: value for key, value in changed.items() if key.startswith(f"{name}.")}
+        fields_of_table = {key: own.pop(key) for key in list(own) if key in StageTable.model_fields}
+        table = table.model_copy(update=fields_of_table)
+        settings = {**leaves(table.set), **own}
+
+        def known(given: str) -> Stage | Model:
+            return self._stage(given, changed, seeds) if given in self.file.stages else known_model(given)
+
+        teachers = {
+            f"{TEACHER}-{number}" if number else TEACHER: known(given)
+            for number, given in enumerate(table.teachers)
+        }
+        inputs = {**({MODEL: known(table.model)} if table.model else {}), **teachers}
+        if table.recipe:
+            # The inputs stand for these keys; the recipe only has to say that there are some.
+            settings |= {"start.model": table.model} if table.model else {}
+            settings |= {"distill.teacher": table.teachers[0]} if table.teachers else {}
+            options = _lines({"run.seed": seeds.pretraining, **settings}, name)
+            recipe = load_recipe(table.recipe, options=options)
+            return pretraining_stage(recipe, Path(table.store).expanduser(), inputs)
+        settings |= {"distill.teachers": list(table.teachers)} if table.teachers else {}
+        task = custom_task(_spec(table.columns, name)) if table.task == OWN else task_named(table.task)
+        options = _lines({"run.seed": seeds.finetuning, **settings}, name)
+        tuned = finetuning_recipe(task, options=options)
+        return finetuning_stage(tuned, task, Path(table.data).expanduser(), inputs)
+
+
+def _lines(settings: Mapping[str, Any], stage: str) -> list[tuple[str, str]]:
+    return [(f"stages.{stage}", f"{key}={value_text(value)}") for key, value in settings.items()]
+
+
+def _spec(columns: Mapping[str, str | float], stage: str) -> CustomSpec:
+    if unknown := columns.keys() - {each.name for each in fields(CustomSpec)}:
+        remedy = f"choose from {', '.join(each.name for each in fields(CustomSpec))}"
+        raise UserError(f"unknown column {min(unknown)!r}", where=f"stages.{stage}.columns", remedy=remedy)
+    if missing := {"text", "label"} - columns.keys():
+        what = f"lacks the column of the {max(missing)}"
+        raise UserError(
+            what, where=f"stages.{stage}.columns", remedy='columns = { text = "...", label = "..." }'
+        )
+    return CustomSpec(**columns)  # type: ignore[arg-type]

@@ -1,0 +1,354 @@
+"""The scheduler of cells: one process each, inputs first, several at once where the memory allows it.
+
+A process of its own hears signals in its main thread, and its crash ends one cell. Nothing that decides bits
+depends on the neighbours: threads and the share of the memory are set before a cell begins.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing import connection, get_context, parent_process, resource_tracker
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+from bertsmith.core.errors import Diverged, DoesNotFit, UserError
+from bertsmith.core.files import lock_for_this_process, open_lock_file
+from bertsmith.recipe.load import leaves
+from bertsmith.studies.cells import (
+    FAILURE,
+    LOCK,
+    LOG,
+    RESULT,
+    RUN,
+    Cells,
+    Failure,
+    Outcome,
+    Stage,
+    Work,
+)
+from bertsmith.training.callbacks import ProgressCallback, SilentCallback, StopRequested
+from bertsmith.training.memory_share import MEMORY_SHARE
+
+STOPPED, TOO_LARGE = 75, 76
+"""Exit status of a cell that was asked to stop, and of one that did not fit beside others."""
+MAX_ENDS = 5
+"""Times that a cell's process may end without a result or a failure before the study goes on without it."""
+HEADROOM = 1.2
+"""Factor of a cell's measured peak of memory that must be free for another cell of its shape."""
+WAIT_SECONDS, LOCK_SECONDS, GRACE_SECONDS = 0.5, 0.2, 60.0
+"""Seconds between two looks for a wish to stop, between two at a lock, and to save at the end."""
+State = Literal["waiting", "running", "done", "failed"]
+
+
+class Stopped(Exception):
+    """The study was asked to stop; all cells have saved their state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The devices of a study, and the number of cells that share each."""
+
+    devices: tuple[str, ...] = ("",)
+    """Values of CUDA_VISIBLE_DEVICES, one for each place; an empty one is the CPU."""
+    together: int = 1
+    """Most cells at once in one place."""
+    threads: int = 1
+    """Threads of each cell: bits depend on it."""
+
+    @property
+    def most(self) -> int:
+        """Return the number of cells that can run at once."""
+        return len(self.devices) * self.together
+
+
+@dataclass
+class CellProcess:
+    """A cell that is running."""
+
+    stage: Stage
+    process: BaseProcess
+    pipe: "connection.Connection[Any, Any]"
+    device: str
+    alone: bool
+    """True if no other cell may begin beside it."""
+    began: float
+    fraction: float = 0.0
+    talks: bool = True
+    """False once its process has closed the pipe."""
+
+
+@dataclass
+class Scheduler:
+    """The cells of a study, those that run and those that wait."""
+
+    cells: Cells
+    places: Places
+    stages: dict[str, Stage]
+    """All stages by key, inputs first."""
+    callback: ProgressCallback
+    on_change: Callable[["Scheduler"], None]
+    """Called after each change, to write down how far the study is."""
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    running: dict[str, CellProcess] = field(default_factory=dict)
+    ends: dict[str, int] = field(default_factory=dict)
+    """Times that the process of a cell was killed or stopped."""
+    must_be_alone: set[str] = field(default_factory=set)
+    """Keys of cells that ran out of memory beside others."""
+
+    def __post_init__(self) -> None:
+        for key, stage in self.stages.items():
+            outcome = self.cells.outcome(stage)
+            if outcome.result is not None or (outcome.failure is not None and outcome.failure.repeats):
+                self.outcomes[key] = outcome
+        self.ranks = _ranks(self.stages)
+
+    def run(self) -> None:
+        """Make all cells that can be made; raise Stopped once all have saved if asked to stop."""
+        with StopRequested(self.callback.on_signal) as stop:
+            try:
+                while self.waiting or self.running:
+                    if stop.here:
+                        break
+                    self._begin_what_fits()
+                    self._wait()
+            finally:
+                self._end_all()
+        if stop.here and self.waiting:
+            raise Stopped
+
+    @property
+    def waiting(self) -> list[Stage]:
+        """Return the stages that are neither running nor at their end, the most urgent first."""
+        left = [key for key in self.stages if key not in self.outcomes and key not in self.running]
+        return [self.stages[key] for key in sorted(left, key=lambda key: -self.ranks[key])]
+
+    def state_of(self, stage: Stage) -> State:
+        """Return how far a stage is."""
+        outcome = self.outcomes.get(stage.key)
+        if outcome is None:
+            return "running" if stage.key in self.running else "waiting"
+        return "failed" if outcome.failure is not None else "done"
+
+    # ---- beginning
+
+    def _begin_what_fits(self) -> None:
+        for stage in self.waiting:
+            before = [self.outcomes.get(each.key) for each in stage.stages_before]
+            if (failed := next((each for each in before if each and each.failure), None)) is not None:
+                self._ended(Outcome(stage, failure=failed.failure))
+            elif all(before):
+                device = next((each for each in self.places.devices if self._fits(stage, each)), None)
+                if device is not None:
+                    self._begin(stage, device)
+
+    def _fits(self, stage: Stage, device: str) -> bool:
+        """True if the stage may begin on a device now."""
+        beside = [each for each in self.running.values() if each.device == device]
+        if not beside:
+            return True
+        if len(beside) >= self.places.together or any(each.alone for each in beside):
+            return False
+        if stage.key in self.must_be_alone:
+            return False
+        if not device:
+            return True
+        known = self._peaks()
+        peaks = [known.get(each.shape, (0, 0)) for each in (stage, *(cell.stage for cell in beside))]
+        room = min(each[1] for each in peaks)
+        return all(peak for peak, _ in peaks) and HEADROOM * sum(peak for peak, _ in peaks) <= room
+
+    def _peaks(self) -> dict[str, tuple[int, int]]:
+        """Return the peak and the room of memory that cells of each shape have told."""
+        results = [(each.stage.shape, each.result) for each in self.outcomes.values() if each.result]
+        return {shape: (each.peak_bytes, each.room_bytes) for shape, each in results}
+
+    def _begin(self, stage: Stage, device: str) -> None:
+        # On a GPU, the first cell of a shape tells how much memory the others need.
+        measures = bool(device) and self.places.together > 1 and stage.shape not in self._peaks()
+        alone = measures or stage.key in self.must_be_alone or self.places.together == 1
+        threads = self.cells.begin(stage, threads=self.places.threads)
+        context = get_context("spawn")
+        pipe, theirs = context.Pipe(duplex=False)
+        inputs = {
+            name: self.cells.folder(each) / RUN if isinstance(each, Stage) else each.folder
+            for name, each in stage.inputs.items()
+        }
+        arguments = (stage, self.cells, inputs, theirs, alone)
+        process = context.Process(target=run_cell, args=arguments, name=stage.name)
+        settings = {
+            "OMP_NUM_THREADS": str(threads),
+            "CUDA_VISIBLE_DEVICES": device,
+            MEMORY_SHARE: repr(1 / self.places.together),
+        }
+        resource_tracker.ensure_running()  # its start would unblock the signals
+        # Ctrl-C reaches the whole group of processes: cells leave it to the study, which asks them to stop.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with _environment(settings):
+                process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        self.running[stage.key] = CellProcess(stage, process, pipe, device, alone, time.monotonic())
+        self._tell(stage, "begins")
+
+    # ---- ending
+
+    def _wait(self) -> None:
+        """Wait a moment for news of the running cells."""
+        pipes = [each.pipe for each in self.running.values() if each.talks]
+        connection.wait([*pipes, *(each.process.sentinel for each in self.running.values())], WAIT_SECONDS)
+        for cell in list(self.running.values()):
+            before = cell.fraction
+            while cell.talks and cell.pipe.poll():
+                try:
+                    cell.fraction = cell.pipe.recv()
+                except EOFError:
+                    cell.talks = False
+            if cell.process.exitcode is not None:
+                self._collect(cell)
+            elif cell.fraction != before:
+                self.on_change(self)
+
+    def _collect(self, cell: CellProcess) -> None:
+        """Take note of how a process ended."""
+        cell.process.join()
+        cell.pipe.close()
+        del self.running[cell.stage.key]
+        status, stage = cell.process.exitcode or 0, cell.stage
+        outcome = self.cells.outcome(stage)
+        if status == TOO_LARGE:
+            self.must_be_alone.add(stage.key)
+        elif status == 0:
+            self._ended(outcome)
+        elif status == STOPPED or status < 0:  # asked to stop or killed: it goes on from its last state
+            self.ends[stage.key] = self.ends.get(stage.key, 0) + 1
+            if self.ends[stage.key] >= MAX_ENDS:
+                how = f"its process was ended {MAX_ENDS} times by a signal"
+                self._ended(Outcome(stage, failure=Failure(how, where=stage.name)))
+        else:
+            log = self.cells.folder(stage) / LOG
+            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
+            last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+            self._ended(
+                Outcome(stage, failure=Failure(f"its process failed: {last.strip()}", where=stage.name))
+            )
+
+    def _ended(self, outcome: Outcome) -> None:
+        self.outcomes[outcome.stage.key] = outcome
+        if outcome.result is not None:
+            self._tell(outcome.stage, f"is done after {outcome.result.seconds:.0f} s")
+        elif outcome.failure is not None:
+            self._tell(outcome.stage, f"failed: {outcome.failure.reason}")
+
+    def _end_all(self) -> None:
+        """Ask all running cells to stop, and wait until they have saved."""
+        for cell in self.running.values():
+            cell.process.terminate()
+        for cell in list(self.running.values()):
+            cell.process.join(GRACE_SECONDS)
+            if cell.process.exitcode is None:
+                cell.process.kill()  # it goes on from its last state
+            self._collect(cell)
+
+    def _tell(self, stage: Stage, what: str) -> None:
+        self.callback.on_message(f"[{len(self.outcomes)}/{len(self.stages)}] {stage.name} {what}")
+        self.on_change(self)
+
+
+def _ranks(stages: dict[str, Stage]) -> dict[str, float]:
+    """Return the operations from the beginning of each stage to the end of the longest chain behind it."""
+    ranks: dict[str, float] = {}
+    for stage in reversed(stages.values()):
+        key = stage.key
+        ranks[key] = stage.kind.work(stage) + ranks.get(key, 0.0)
+        for before in stage.stages_before:
+            ranks[before.key] = max(ranks.get(before.key, 0.0), ranks[key])
+    return ranks
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes that start inside."""
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# ---- in the process of a cell
+
+
+class _CellProgress(SilentCallback):
+    """Progress of a cell: messages go to its log, the fraction to the study."""
+
+    def __init__(self, pipe: "connection.Connection[Any, Any]") -> None:
+        self._pipe = pipe
+
+    def on_message(self, text: str) -> None:
+        """Print a message into the log."""
+        print(text, flush=True)
+
+    def on_step(self, progress: float, values: dict[str, Any]) -> None:  # noqa: ARG002 - a log has lines enough
+        """Tell the study how far the cell is."""
+        with suppress(OSError):  # its parent is gone, and this process ends after the step
+            self._pipe.send(progress)
+
+
+def run_cell(
+    stage: Stage,
+    cells: Cells,
+    inputs: Mapping[str, Path],
+    pipe: "connection.Connection[Any, Any]",
+    alone: bool,
+) -> None:
+    """Do the work of one cell in this process, and write down its result or failure."""
+    threading.Thread(target=_stop_with_the_parent, daemon=True).start()
+    folder = cells.folder(stage)
+    log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    _wait_for_lock(folder / LOCK)
+    if (folder / RESULT).is_file():  # another process, whose lock this one waited for, has made it
+        return
+    (folder / FAILURE).unlink(missing_ok=True)
+    try:
+        result = stage.kind.run(Work(stage, folder / RUN, inputs, _CellProgress(pipe)))
+    except UserError as error:
+        if isinstance(error, DoesNotFit) and not alone:
+            sys.exit(TOO_LARGE)
+        repeats = isinstance(error, Diverged | DoesNotFit) or error.where in leaves(stage.recipe.model_dump())
+        cells.end(stage, Failure(error.line(), where=stage.name, repeats=repeats))
+        return
+    if result is None:
+        sys.exit(STOPPED)
+    cells.end(stage, result)
+
+
+def _wait_for_lock(file: Path) -> None:
+    """Lock a cell for this process; wait for a process that has outlived its study or serves another one."""
+    handle = open_lock_file(file)
+    while True:
+        try:
+            lock_for_this_process(handle)
+        except (BlockingIOError, PermissionError):
+            time.sleep(LOCK_SECONDS)
+        else:
+            return
+
+
+def _stop_with_the_parent() -> None:
+    """Ask this process to stop when its parent ends: a parent that was killed cannot ask it."""
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,281 @@
+"""The two kinds of stages that train: the one place where cells call pre-training and fine-tuning."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+
+from bertsmith.core.errors import DoesNotFit
+from bertsmith.core.files import read_json, sha256_of
+from bertsmith.corpus.token_store import TokenStore
+from bertsmith.finetuning.assignment import Assignment, hashes_of, hashes_of_files
+from bertsmith.finetuning.finetune import finetune
+from bertsmith.finetuning.splits import read_splits
+from bertsmith.inference.model_path import model_folder
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.sentence_modules import transformer_folder
+from bertsmith.pretraining.hardware import step_size
+from bertsmith.pretraining.pretrain import pretrain
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.idle_keys import FINETUNING_KEYS, PRETRAINING_KEYS, idle_in_cells
+from bertsmith.recipe.load import encoder_parameters, published_vocabulary
+from bertsmith.recipe.schema import Recipe
+from bertsmith.recipe.section import Section
+from bertsmith.studies.cells import Data, Kind, Model, Result, Stage, Work
+from bertsmith.tasks.catalogue import OWN, task_named
+from bertsmith.tasks.custom import custom_task, spec_of
+from bertsmith.tasks.task import Task
+from bertsmith.training.journal import package_hash
+from bertsmith.training.trainer import choose_precision
+
+CONTEXT_BYTES = 1 << 30
+"""Memory of a GPU that a process takes beside its tensors: CUDA's context and the kernels."""
+BYTES_OF_A_WEIGHT = 4
+EXAMPLE_TOKENS = 0.5
+"""Length of a usual example of a task, as a fraction of text.longest."""
+BY_MINUTES = 1e14
+"""Operations that stand for a minute of a run whose budget is minutes, to compare it with others."""
+HELD_OUT = "held-out"
+MODEL, TEACHER = "model", "teacher"
+"""Names of the inputs of a stage; further teachers are teacher-1, teacher-2 ..."""
+
+
+def pretraining_stage(
+    recipe: Recipe, store: Path, inputs: Mapping[str, Stage | Model] | None = None
+) -> Stage:
+    """Return the stage of a pre-training run."""
+    known = _stored(store.resolve())
+    content = dict(known.content)
+    if recipe.start.add_words != "none":
+        content["words"] = sha256_of(Path(recipe.start.add_words).expanduser())
+    return Stage(PRETRAIN, answered(recipe), replace(known, content=content), inputs or {})
+
+
+def finetuning_stage(
+    recipe: FinetuningRecipe, task: Task, data: Path, inputs: Mapping[str, Stage | Model]
+) -> Stage:
+    """Return the stage of a fine-tuning run; its inputs have the model, and teachers if there are any."""
+    known = _examples(task.name, tuple(sorted(task.custom.items())), data.resolve())
+    return Stage(FINETUNE, answered(recipe), known, inputs, dict(task.custom))
+
+
+@cache
+def _stored(store: Path) -> Data:
+    """Return a store with its hash, read once for all trials."""
+    opened = TokenStore.open(store)
+    return Data(store, {"store": opened.hash}, opened.tokens)
+
+
+@cache
+def _examples(task: str, custom: tuple[tuple[str, str | float], ...], data: Path) -> Data:
+    """Return the data of a task with the hash of each split, read once for all trials."""
+    splits = read_splits(_task_named(task, dict(custom)), data, skip_bad=False).splits
+    return Data(data, hashes_of(splits), len(splits["train"]))
+
+
+def known_model(name: str) -> Model:
+    """Return a model folder that exists as an input of stages."""
+    folder = model_folder(name)
+    return Model(folder.resolve(), hashes_of_files(transformer_folder(folder)))
+
+
+def answered(recipe: Section) -> Section:
+    """Return the recipe with an answer for each "auto" that depends on the machine and decides the result."""
+    run = cast(Any, recipe).run
+    on_gpu = run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
+    device: Literal["cuda", "cpu"] = "cuda" if on_gpu else "cpu"
+    answers: dict[str, str] = {
+        "device": device,
+        "precision": choose_precision(run.precision, torch.device(device)),
+    }
+    for key, answer in (("compile", on_gpu), ("deterministic", not on_gpu)):
+        if getattr(run, key, "") == "auto":
+            answers[key] = "on" if answer else "off"
+    return recipe.model_copy(update={"run": run.model_copy(update=answers)})
+
+
+# ---- pre-training
+
+
+def run_pretraining(work: Work) -> Result | None:
+    """Pre-train, or resume; return None if stopped."""
+    recipe = cast(Recipe, work.stage.recipe)
+    if MODEL in work.inputs:
+        start = recipe.start.model_copy(update={"model": str(model_folder(work.inputs[MODEL]))})
+        recipe = recipe.model_copy(update={"start": start})
+    if TEACHER in work.inputs:
+        distill = recipe.distill.model_copy(update={"teacher": str(model_folder(work.inputs[TEACHER]))})
+        recipe = recipe.model_copy(update={"distill": distill})
+    with _reporting_lack_of_memory():
+        result = pretrain(recipe, store=work.stage.data.path, out=work.folder, callback=work.callback)
+    if result.state != "finished":
+        return None
+    if not recipe.run.keep_at:
+        shutil.rmtree(work.folder / "checkpoints", ignore_errors=True)  # three times the size of the model
+    metric = result.declared.deciding
+    return Result(
+        {HELD_OUT: result.held_out}, HELD_OUT, metric, result.steps, result.seconds, made_with(), *_memory()
+    )
+
+
+def _idle_in_pretraining(recipe: Recipe) -> frozenset[str]:
+    others = {f"run.{budget}" for budget in ("steps", "tokens", "minutes") if budget != recipe.run.budget}
+    inputs = {"start.model", "start.add_words", "distill.teacher"}
+    # The shape of a model that is continued, or begins with layers of a teacher, is not the recipe's.
+    given = recipe.start.model != "scratch" or bool(recipe.distill.layers)
+    model = {f"model.{key}" for key in type(recipe.model).model_fields} if given else set()
+    return idle_in_cells(PRETRAINING_KEYS) | others | inputs | model
+
+
+def _parts_of_pretraining(stage: Stage) -> dict[str, str]:
+    recipe = cast(Recipe, stage.recipe)
+    optimiser = recipe.optim.algorithm
+    return {
+        "kind": "pretrain",
+        "objective": recipe.examples.objective,
+        "architecture": _architecture(stage),
+        "optimiser": optimiser,
+    }
+
+
+def _operations_of_pretraining(stage: Stage) -> float:
+    recipe = cast(Recipe, stage.recipe)
+    run, tokens = recipe.run, step_size(recipe)[0]
+    if run.budget == "minutes":
+        return BY_MINUTES * run.minutes
+    return 6.0 * _parameters(stage) * (run.tokens if run.budget == "tokens" else run.steps * tokens)
+
+
+# ---- fine-tuning
+
+
+def run_finetuning(work: Work) -> Result | None:
+    """Fine-tune, or resume; return None if stopped."""
+    recipe = cast(FinetuningRecipe, work.stage.recipe)
+    given = (path for name, path in work.inputs.items() if name.startswith(TEACHER))
+    teachers = tuple(str(model_folder(path)) for path in given)
+    distill = recipe.distill.model_copy(update={"teachers": teachers})
+    run = recipe.run.model_copy(update={"keep_state": False})
+    recipe = recipe.model_copy(update={"distill": distill, "run": run})
+    model = model_folder(work.inputs[MODEL])
+    assignment = Assignment(task_of(work.stage), recipe, model, work.stage.data.path, work.folder)
+    with _reporting_lack_of_memory():
+        result = finetune(assignment, work.callback)
+    if not result.finished:
+        return None
+    split = next(iter(result.metrics), "")
+    metric = assignment.task.deciding_metric if result.deciding is None else result.deciding[0]
+    return Result(result.metrics, split, metric, result.steps, result.seconds, made_with(), *_memory())
+
+
+def task_of(stage: Stage) -> Task:
+    """Return the task of a fine-tuning stage."""
+    return _task_named(cast(FinetuningRecipe, stage.recipe).task, stage.options)
+
+
+def _task_named(name: str, custom: Mapping[str, Any]) -> Task:
+    return custom_task(spec_of(custom)) if name == OWN else task_named(name)
+
+
+def _idle_in_finetuning(_: FinetuningRecipe) -> frozenset[str]:
+    return idle_in_cells(FINETUNING_KEYS) | {"distill.teachers"}
+
+
+def _parts_of_finetuning(stage: Stage) -> dict[str, str]:
+    return {
+        "kind": "finetune",
+        "task": task_of(stage).kind.name,
+        "architecture": _architecture(stage),
+        "optimiser": cast(FinetuningRecipe, stage.recipe).optim.algorithm,
+    }
+
+
+def _operations_of_finetuning(stage: Stage) -> float:
+    recipe = cast(FinetuningRecipe, stage.recipe)
+    if recipe.run.minutes != "off":
+        return BY_MINUTES * recipe.run.minutes
+    examples = stage.data.size if recipe.run.limit == "off" else min(stage.data.size, recipe.run.limit)
+    tokens = recipe.run.epochs * examples * recipe.text.longest * EXAMPLE_TOKENS
+    return 6.0 * _parameters(stage) * tokens
+
+
+def _pretrains_by_clock(stage: Stage) -> bool:
+    return cast(Recipe, stage.recipe).run.budget == "minutes"
+
+
+def _tunes_by_clock(stage: Stage) -> bool:
+    return cast(FinetuningRecipe, stage.recipe).run.minutes != "off"
+
+
+PRETRAIN = Kind(
+    "pretrain",
+    run_pretraining,
+    _parts_of_pretraining,
+    _idle_in_pretraining,
+    _operations_of_pretraining,
+    _pretrains_by_clock,
+)
+FINETUNE = Kind(
+    "finetune",
+    run_finetuning,
+    _parts_of_finetuning,
+    _idle_in_finetuning,
+    _operations_of_finetuning,
+    _tunes_by_clock,
+)
+
+
+# ---- both
+
+
+def _architecture(stage: Stage) -> str:
+    """Return the model_type of what a stage trains."""
+    model = stage.inputs.get(MODEL)
+    if isinstance(model, Stage):
+        return _architecture(model)
+    if model is not None:
+        config = read_json(transformer_folder(model.folder) / "config.json", remedy="give a model folder")
+        found = str(config.get("base_model_type", config.get("model_type")))
+        return found if found in ARCHITECTURES else "bert"
+    return str(cast(Recipe, stage.recipe).model.type)
+
+
+def _parameters(stage: Stage) -> float:
+    """Estimate the number of weights of what a stage trains."""
+    model = stage.inputs.get(MODEL)
+    if isinstance(model, Stage):
+        return _parameters(model)
+    if model is not None:
+        return sum(each.stat().st_size for each in model.folder.glob("*.safetensors")) / BYTES_OF_A_WEIGHT
+    section = cast(Recipe, stage.recipe).model
+    return encoder_parameters(section, published_vocabulary(section.type))
+
+
+def made_with() -> dict[str, str | int]:
+    """Return what else may change the result of this process: code, torch, device and threads."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    threads = torch.get_num_threads()
+    return {"source": package_hash()[:12], "torch": torch.__version__, "device": gpu, "threads": threads}
+
+
+def _memory() -> tuple[int, int]:
+    """Return the most memory of a GPU that this process took, and what studies can share; 0 on a CPU."""
+    if not torch.cuda.is_available():
+        return 0, 0
+    room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() + CONTEXT_BYTES
+    return torch.cuda.max_memory_reserved() + CONTEXT_BYTES, room
+
+
+@contextmanager
+def _reporting_lack_of_memory() -> Iterator[None]:
+    """Report that memory ran out as a user error."""
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        remedy = "set micro_tokens (batch.micro_tokens, run.micro_tokens) or run.recompute=true"
+        raise DoesNotFit(f"memory ran out ({error})", remedy=remedy) from error

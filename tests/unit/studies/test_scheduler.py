@@ -1,0 +1,151 @@
+"""Cells in processes of their own: order, neighbours, failures, kills."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from bertsmith.core.files import lock_for_this_process, open_lock_file, read_json
+from bertsmith.studies.cells import LOCK, LOG, Cells, Stage, distinct
+from bertsmith.studies.scheduler import Places, Scheduler, Stopped
+from tests.unit.studies.toy_stage import Heard, stage
+from tests.unit.studies.toy_study import run_toy_study
+
+ROOT = Path(__file__).parents[3]
+KILLS = 3
+
+
+def made(place: Path, *stages: Stage, **places: object) -> tuple[Scheduler, Heard]:
+    heard = Heard()
+    scheduler = Scheduler(Cells(place), Places(**places), distinct(stages), heard, lambda _: None)
+    scheduler.run()
+    return scheduler, heard
+
+
+def contents(place: Path) -> dict[str, bytes]:
+    """All files of cells, but for locks, logs and what says who worked beside them."""
+    files = (each for each in (place / "cells").rglob("*") if each.is_file() and each.name not in (LOCK, LOG))
+    return {str(each.relative_to(place)): each.read_bytes() for each in files}
+
+
+def test_inputs_come_first_then_the_longest_and_each_has_its_own_settings(tmp_path):
+    first, longest, short = stage(steps=1), stage(steps=9, seed=1), stage(steps=2, seed=2)
+    second = stage(steps=12, before=first)
+    scheduler, heard = made(tmp_path, short, second, longest, devices=("3",), threads=2)
+    begun = [text.partition(" ")[0] for text in heard.messages if text.endswith("begins")]
+    assert begun == [each.name for each in (first, second, longest, short)]
+    settings = {"OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "3", "BERTSMITH_MEMORY_SHARE": "1.0"}
+    assert [dict(each.result.made_with) for each in scheduler.outcomes.values()] == [settings] * 4
+    assert heard.most_at_once() == 1
+
+
+def test_failures_end_neither_the_study_nor_each_other(tmp_path, monkeypatch):
+    monkeypatch.setattr("bertsmith.studies.scheduler.MAX_ENDS", 2)
+    kinds = ("diverges", "bad", "busy", "crashes", "is killed", "is always killed")
+    stages = {kind: stage(end=kind) for kind in kinds}
+    stages["behind"] = stage(before=stages["diverges"])
+    scheduler, heard = made(tmp_path, *stages.values(), together=3)
+    failures = {kind: scheduler.outcomes[each.key].failure for kind, each in stages.items()}
+    assert {kind: each and each.repeats for kind, each in failures.items()} == {
+        **{"diverges": True, "bad": True, "behind": True},
+        **{"busy": False, "crashes": False, "is killed": None, "is always killed": False},
+    }
+    assert scheduler.outcomes[stages["is killed"].key].result is not None
+    assert failures["is always killed"].reason == "its process was ended 2 times by a signal"
+    assert failures["crashes"].reason == "its process failed: ValueError: stumbled"
+    assert failures["behind"].reason == "the walk left the world; take a smaller factor"
+    # Only what does not repeat is tried again.
+    _, heard = made(tmp_path, stages["diverges"], stages["bad"], stages["busy"], stages["is killed"])
+    assert [text for text in heard.messages if text.endswith("begins")] == [f"{stages['busy'].name} begins"]
+
+
+def test_what_does_not_fit_beside_others_is_tried_once_more_alone(tmp_path):
+    tight, others = stage(end="tight", steps=9), [stage(seed=number, seconds=0.02) for number in (1, 2)]
+    scheduler, heard = made(tmp_path, tight, *others, together=2)
+    assert scheduler.outcomes[tight.key].result is not None
+    at = max(place for place, text in enumerate(heard.messages) if text == f"{tight.name} begins")
+    ended = [text for text in heard.messages[:at] if "is done" in text]
+    begun = [text for text in heard.messages[:at] if "begins" in text and tight.name not in text]
+    assert len(ended) == len(begun)  # nothing ran beside it
+    assert heard.messages[at + 1].startswith(f"{tight.name} is done")
+    alone = stage(end="tight", seed=5)
+    failure = made(tmp_path, alone)[0].outcomes[alone.key].failure
+    assert failure is not None and failure.repeats
+
+
+def test_the_first_cell_of_a_shape_tells_how_many_fit_on_a_gpu(tmp_path):
+    cells = [stage(seed=number, peak=40, seconds=0.02) for number in range(4)]
+    scheduler, heard = made(tmp_path, *cells, devices=("0",), together=4)
+    order = [text.partition(" ")[2][:7] for text in heard.messages]
+    assert order[:4] == ["begins", "is done", "begins", "begins"]
+    assert heard.most_at_once() == 2  # 1.2 x 40 of 100 bytes each
+
+
+def test_a_lock_that_an_orphan_holds_is_waited_for(tmp_path):
+    cell, heard = stage(), Heard()
+    scheduler = Scheduler(Cells(tmp_path), Places(), distinct([cell]), heard, lambda _: None)
+    handle = open_lock_file(Cells(tmp_path).folder(cell) / LOCK)
+    lock_for_this_process(handle)
+    scheduler._begin(cell, "")
+    for _ in range(3):  # its process has started and does not end
+        scheduler._wait()
+    assert scheduler.state_of(cell) == "running"
+    os.close(handle)
+    while scheduler.running:
+        scheduler._wait()
+    assert scheduler.state_of(cell) == "done"
+
+
+def study_process(place: Path) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-c", "from tests.unit.studies.toy_study import main; main()", str(place)]
+    path = {"PYTHONPATH": os.pathsep.join(map(str, (ROOT / "src", ROOT)))}
+    return subprocess.Popen(words, env=os.environ | path, cwd=ROOT, start_new_session=True)
+
+
+def begun_cells(place: Path) -> int:
+    return len(list(place.glob("cells/*/run/state.json")))
+
+
+def test_a_study_killed_at_any_moment_ends_with_the_cells_of_one_that_was_not(tmp_path):
+    run_toy_study(tmp_path / "one")
+    chance, other = random.Random(3), tmp_path / "other"
+    for kill in range(KILLS):
+        process, known = study_process(other), begun_cells(other)
+        while process.poll() is None and begun_cells(other) <= known:  # until something new is under way
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.2))
+        if kill % 2:
+            process.kill()  # alone: its cells save and end themselves
+        elif kill:
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait() in (-signal.SIGKILL, 130, 0)
+    run_toy_study(other)
+    assert contents(other) == contents(tmp_path / "one")
+    steps = [read_json(each, remedy="")["step"] for each in other.glob("cells/*/run/state.json")]
+    assert sorted(steps) == [2, 8, 8, 8, 8]
+    # A second call begins nothing.
+    written = {each: each.stat().st_mtime_ns for each in (other / "cells").rglob("*")}
+    assert run_toy_study(other).messages == []
+    assert written == {each: each.stat().st_mtime_ns for each in (other / "cells").rglob("*")}
+
+
+def test_a_wish_to_stop_lets_all_cells_save(tmp_path):
+    cells = [stage(seed=number, seconds=0.05, steps=400) for number in (0, 1)]
+    heard = Heard()
+
+    def stop(scheduler: Scheduler) -> None:
+        if len(scheduler.running) == 2 and all(each.fraction for each in scheduler.running.values()):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    scheduler = Scheduler(Cells(tmp_path), Places(together=2), distinct(cells), heard, stop)
+    with pytest.raises(Stopped):
+        scheduler.run()
+    assert [scheduler.state_of(each) for each in cells] == ["waiting", "waiting"]
+    assert scheduler.running == {}
