@@ -15,8 +15,8 @@ from tests.tiny import TRANSFORMERS, tiny_encoder_config, tiny_network
 TEXTS = [[5, 17, 8, 30, 41, 7], [9, 60, 11], [44]]
 ONE_SIDED = [
     (direction, name)
-    for name, each in ARCHITECTURES.items()
-    for direction in each.directions
+    for name in TRANSFORMERS
+    for direction in ARCHITECTURES[name].directions
     if direction != "both"
 ]
 CAUSAL = {

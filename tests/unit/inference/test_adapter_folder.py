@@ -287,7 +287,7 @@ def test_peft_is_told_which_layers_hold_their_weights_turned(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model_type", [name for name in ARCHITECTURES if "choice" in ARCHITECTURES[name].heads]
+    "model_type", [name for name in TRANSFORMERS if "choice" in ARCHITECTURES[name].heads]
 )
 def test_peft_finds_the_adapted_layers_and_no_others(model_type, tmp_path):
     network = trained(model_type, "choice", *(set(get_args(Target)) - {"output"}))

@@ -123,7 +123,7 @@ def test_an_untied_decoder_comes_from_transformers_and_goes_back_to_it(model_typ
     again = oracle_class(model_type, "ForMaskedLM").from_pretrained(tmp_path / "b").eval()
     batch = pack([[5, 6, 7, 8]])
     with torch.no_grad():
-        ours = model.network.word_scores(model.network(batch), torch.arange(4))
+        ours = model.network.scores_of_words(model.network(batch))
         for theirs in (untied, again):
             assert (ours - theirs(input_ids=batch.tokens_T[None]).logits[0]).abs().max() <= 2e-5
 
