@@ -30,8 +30,8 @@ WHY_SLOW = (
     "states and reads the new token alone."
 )
 WHY_KEPT = (
-    "Why so fast? Each layer of this model only looks to the left, so that a new token changes no state "
-    "before it. What the layers need of those is kept, and the network reads the new token alone."
+    "This model only looks to the left, so that a new token changes no state before it: what its layers need "
+    "of those is kept, and it reads the new token alone."
 )
 
 
@@ -142,8 +142,9 @@ def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None
     screen.print(
         f"\n{spent:.1f} ms per token: {first} tokens were read for the first one, {last} for the last."
     )
-    if last == 1 or bert.model.network.config.direction == "both":
-        screen.print(WHY_KEPT if last == 1 else WHY_SLOW, style="dim")
+    keeps = bert.engine.network.encoder.stream() is not None
+    if keeps or bert.model.network.config.direction == "both":
+        screen.print(WHY_KEPT if keeps else WHY_SLOW, style="dim")
 
 
 def next_sentence(

@@ -208,7 +208,7 @@ class Tokenizer:
     @property
     def pad_id(self) -> int:
         """Id of the padding token; packed texts have none, so that any other will do (GPT-2)."""
-        return self.id(self._roles.get("pad_token") or self._role("eos_token"))
+        return self.id(self._either("pad_token", "eos_token"))
 
     @property
     def cls_id(self) -> int:
@@ -218,13 +218,17 @@ class Tokenizer:
     @property
     def sep_id(self) -> int:
         """Id of the token after each text, or between documents (GPT-2)."""
-        return self.id(self._roles.get("sep_token") or self._role("eos_token"))
+        return self.id(self._either("sep_token", "eos_token"))
 
     @property
     def ends(self) -> tuple[int, int]:
         """Ids of the tokens that a text begins and ends with in a model that writes texts."""
-        begins = self._roles.get("bos_token") or self._roles.get("cls_token") or self._role("eos_token")
-        return self.id(begins), self.id(self._roles.get("eos_token") or self._role("sep_token"))
+        begins = self._either("bos_token", "cls_token", "eos_token")
+        return self.id(begins), self.id(self._either("eos_token", "sep_token"))
+
+    def _either(self, *roles: str) -> str:
+        """Return the token of the first of these roles that has one."""
+        return self._role(next((role for role in roles if role in self._roles), roles[0]))
 
     def _role(self, role: str) -> str:
         if role not in self._roles:
