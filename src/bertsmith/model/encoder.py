@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from bertsmith.model.transformer import Embeddings
 
 Rows = Tensor | slice
-"""Which packed rows are wanted: their numbers [R], or all."""
+"""Requested packed rows: their numbers [R], or all."""
 ALL = slice(None)
 Stream = Callable[[PackedBatch], Tensor]
 """Takes a text's next tokens with their positions, keeps what later ones need, and returns their states."""
 Sentence = Literal["first", "last", "mean", "ends"]
-"""What stands for a whole sequence; a function for each is in SENTENCE_STATES."""
+"""State that represents a whole sequence; a function for each is in SENTENCE_STATES."""
 
 
 class Depth(NamedTuple):
@@ -35,12 +35,12 @@ class Depth(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """How many matrices of equal height one parameter holds."""
+    """Number of matrices of equal height in one parameter."""
 
     computed: int = 1
-    """As they are multiplied: Muon takes a step for each."""
+    """Number of matrices as they are multiplied: Muon takes a step for each."""
     published: int = 1
-    """As model files have them: LAMB compares the length of each."""
+    """Number of matrices in model files: LAMB compares the length of each."""
 
 
 class NamedLinear(NamedTuple):

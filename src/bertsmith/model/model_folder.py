@@ -44,7 +44,7 @@ BUFFERS = ("position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias")
 NORM_PARTS = {"gamma": "weight", "beta": "bias"}
 """TensorFlow's names for the parts of a LayerNorm, in files converted before 2019."""
 PARALLEL_PREFIX = "module."
-"""What torch's data-parallel wrappers put before every name."""
+"""Prefix that torch's data-parallel wrappers add to every name."""
 SHARD_BYTES = 5_000_000_000
 NOT_KEPT = {
     *("architectures", "dtype", "torch_dtype", "transformers_version", "model_type", "num_labels"),
@@ -203,15 +203,15 @@ class Model:
 
     network: Network
     extras: dict[str, Any] = field(default_factory=dict)
-    """What config.json says beyond the config, labels among it; written back as it was."""
+    """Other keys of config.json, labels included; written back unchanged."""
     notes: tuple[str, ...] = ()
-    """What the reader of the folder should know: weights that belong nowhere, a pooler that is not there."""
+    """Notes for the user: unused weights, a missing pooler."""
     untrained: tuple[str, ...] = ()
     """Heads that the folder lacked and that were freshly initialised."""
     sentence: SentenceModules = SentenceModules()
-    """How it makes vectors of texts."""
+    """Modules that make vectors of texts."""
     stored: torch.dtype = torch.float32
-    """What the weights of its file were, last layers of tasks aside, where all are of one type; written back
+    """Type of the weights in its file, without the last layers of tasks, if all have one type; written back
     where none has changed."""
 
     def labels(self) -> tuple[str, ...]:
@@ -342,7 +342,7 @@ def _output_names(names: Names) -> set[str]:
 
 
 def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a tensor is the same in a shorter type; whole numbers are of none."""
+    """True if a tensor is the same in a shorter type; whole numbers have none."""
     return tensor.is_floating_point() and torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
@@ -394,7 +394,7 @@ def head_outputs(network: Network) -> dict[str, int]:
 
 
 def _labelled_outputs(architecture: Architecture[Any], heads: Mapping[str, int]) -> int:
-    """How many outputs have names in config.json: those of the one head whose outputs are labels, or none."""
+    """Return the number of outputs with names in config.json: those of the one head with labels, or 0."""
     # In the architecture's order: that of a network's heads depends on how they came to be there.
     labelled = (heads[head] for head, spec in architecture.heads.items() if head in heads and spec.labelled)
     return next(labelled, 0)

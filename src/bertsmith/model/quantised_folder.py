@@ -30,7 +30,7 @@ BROKEN = "copy the whole folder again, or quantise again"
 
 
 def is_quantised(network: Network) -> bool:
-    """Whether a network holds quantised weights: it predicts, and cannot learn."""
+    """True if a network has quantised weights: it can predict, but not learn."""
     return any(isinstance(module, QuantisedLayer) for module in network.modules())
 
 
@@ -51,7 +51,7 @@ def quantised_config(config_json: dict[str, Any], network: Network) -> dict[str,
 
 
 def stored_tensors(layer: QuantisedLayer, theirs: tuple[str, ...]) -> dict[str, Tensor]:
-    """What is written of a layer under the published names of its parts."""
+    """Return the tensors of a layer to write, by the published names of its parts."""
     tensors: dict[str, Tensor] = {}
     parts = zip(theirs, layer.whole.chunk(len(theirs)), layer.scales_OG.chunk(len(theirs)), strict=True)
     for name, whole, scales in parts:

@@ -141,7 +141,7 @@ class SelfAttention(nn.Module):
         return self._mixed_of_all(hidden_TD, batch, attend).flatten(1)[rows]
 
     def _attends_once(self, hidden_TD: Tensor, layout: Layout, attend: Attend, rows: Rows) -> bool:
-        """Whether what learns is one row of each sequence, and cheaper by itself."""
+        """True if, in training, only one row per sequence is wanted and computing it alone is cheaper."""
         plain = self.training and attend is packed_attention and self.rotary is None
         return plain and once_takes(self.project, hidden_TD, rows, layout, self.training_rule)
 
@@ -184,7 +184,7 @@ class FeedForward(nn.Module):
         return output_TD
 
     def inner(self, hidden_TD: Tensor) -> Tensor:
-        """What the second layer takes."""
+        """Return the input of the second layer."""
         if self.activation_name == "gelu":
             inner_TI = linear_gelu(hidden_TD, self.expand)
         else:
@@ -221,7 +221,7 @@ class Norms:
     attention: nn.Module
     feed_forward: nn.Module
     attention_output: nn.Module | None = None
-    """Of what attention adds, in a pre-norm sandwich (CogView; Ding et al. 2021)."""
+    """Norm of the output of attention, in a pre-norm sandwich (CogView; Ding et al. 2021)."""
     feed_forward_output: nn.Module | None = None
 
 

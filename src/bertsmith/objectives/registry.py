@@ -14,7 +14,7 @@ from bertsmith.recipe.schema import Recipe
 
 
 class ObjectiveSpec(NamedTuple):
-    """What the job must know of an objective before it is built."""
+    """Properties of an objective that the job needs before it is built."""
 
     build: Callable[[Network, Network | None, Recipe], PretrainingObjective]
     """From the network and, where the objective has one, its generator or teacher."""
@@ -25,7 +25,7 @@ class ObjectiveSpec(NamedTuple):
     summary: Callable[[Recipe], str]
     """In words, for the card."""
     choices: Callable[[Recipe], list[str]] = lambda _: []
-    """What a run says of its own settings before the first step."""
+    """Function that describes a run's own settings, printed before the first step."""
 
 
 OBJECTIVES: dict[Objective, ObjectiveSpec] = {

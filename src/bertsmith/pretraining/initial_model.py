@@ -1,4 +1,4 @@
-"""What a run begins with: a freshly drawn network, or one from a model folder with what it lacks."""
+"""Initial network of a run: freshly sampled, or from a model folder with missing parts added."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -53,11 +53,11 @@ class InitialModel:
     generator: Network | None = None
     """The masked LM that a discriminator learns from; only where the objective has one."""
     teacher: Network | None = None
-    """What a student learns from; only where the objective has one."""
+    """Teacher of a student, if the objective has one."""
 
     @property
     def other(self) -> Network | None:
-        """What the objective takes beside the network: generator, teacher or nothing."""
+        """Second network of the objective: generator, teacher or None."""
         return self.generator if self.teacher is None else self.teacher
 
 

@@ -10,15 +10,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.network import build_network
-from bertsmith.recipe.load import (
-    encoder_parameters,
-    leaves,
-    load_recipe,
-    preset_names,
-    preset_summaries,
-    preset_text,
-    published_vocabulary,
-)
+from bertsmith.recipe import load
 from tests.example_stores import wordpiece
 
 MODEL_CHANGES = [
@@ -214,18 +206,18 @@ each_preset = pytest.mark.parametrize("name", SIZES)
 
 
 def test_these_are_all_the_presets():
-    assert preset_names() == sorted(SIZES) == sorted(PUBLISHED)
+    assert load.preset_names() == sorted(SIZES) == sorted(PUBLISHED)
 
 
 @each_preset
 def test_a_preset_has_the_published_size(name):
-    model = load_recipe(name).model
+    model = load.load_recipe(name).model
     assert (model.layers, model.width, model.heads, model.inner, model.embedding_width) == SIZES[name]
 
 
 @each_preset
 def test_a_preset_has_the_published_hyper_parameters(name):
-    held = leaves(load_recipe(name).model_dump())
+    held = load.leaves(load.load_recipe(name).model_dump())
     held["examples.stages"] = [tuple(stage.values()) for stage in held["examples.stages"]]
     held["masking.levels"] = [tuple(level.values()) for level in held["masking.levels"]]
     assert {key: held[key] for key in PUBLISHED[name]} == PUBLISHED[name]
@@ -233,12 +225,12 @@ def test_a_preset_has_the_published_hyper_parameters(name):
 
 @each_preset
 def test_a_preset_goes_by_the_name_of_its_file(name):
-    assert load_recipe(name).name == name
+    assert load.load_recipe(name).name == name
 
 
 @each_preset
 def test_a_preset_names_the_source_of_every_value(name):
-    lines = preset_text(name).splitlines()
+    lines = load.preset_text(name).splitlines()
     assert lines[0].startswith("# ")
     for above, line in pairwise(lines):
         if line[:1].isalpha() and not line.startswith(("name =", "base =", "type =")):
@@ -247,8 +239,8 @@ def test_a_preset_names_the_source_of_every_value(name):
 
 @each_preset
 def test_a_preset_stands_on_at_most_one_other(name):
-    base = tomllib.loads(preset_text(name)).get("base")
-    assert base is None or "base" not in tomllib.loads(preset_text(base))
+    base = tomllib.loads(load.preset_text(name)).get("base")
+    assert base is None or "base" not in tomllib.loads(load.preset_text(base))
 
 
 # ---- sizes
@@ -256,25 +248,27 @@ def test_a_preset_stands_on_at_most_one_other(name):
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_the_formula_gives_the_published_counts(name, count):
-    model = load_recipe(name).model
-    assert encoder_parameters(model, published_vocabulary(model.type)) == count
+    model = load.load_recipe(name).model
+    assert load.encoder_parameters(model, load.published_vocabulary(model.type)) == count
 
 
 def test_the_formula_follows_the_vocabulary():
-    assert encoder_parameters(load_recipe("bert-base").model, 28_996) == 108_310_272  # BERT-Base cased
+    assert (
+        load.encoder_parameters(load.load_recipe("bert-base").model, 28_996) == 108_310_272
+    )  # BERT-Base cased
 
 
 @each_preset
 def test_the_formula_agrees_with_the_network_itself(name):
     import torch
 
-    model = load_recipe(name, ["model.positions=1200"]).model
+    model = load.load_recipe(name, ["model.positions=1200"]).model
     with torch.device("meta"):
         network = build_network(
             published_config_of(model, vocabulary=1000),
             {} if model.type in ("distilbert", "electra", "modernbert", "gpt2", "elmo") else {"pooler": 0},
         )
-    assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
+    assert load.encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
 
 def published_config_of(model, *, vocabulary):
@@ -317,12 +311,12 @@ def accepted_changes(name):
     for change in MODEL_CHANGES:
         with suppress(UserError):
             short = "examples.stages=[{fraction=1, length=8, predictions=2}]"
-            models[change] = load_recipe(name, [change, short]).model
+            models[change] = load.load_recipe(name, [change, short]).model
     return models
 
 
 def test_the_summaries_come_in_order_of_size_within_a_family():
-    assert [each.name for each in preset_summaries()] == list(SIZES)
-    tiny = preset_summaries()[0]
+    assert [each.name for each in load.preset_summaries()] == list(SIZES)
+    tiny = load.preset_summaries()[0]
     assert (tiny.parameters, tiny.vocabulary) == (4_385_920, 30_522)
     assert tiny.summary.startswith("BERT-Tiny: 2 layers, 128 wide")
