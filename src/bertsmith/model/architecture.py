@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -64,6 +64,10 @@ class Architecture(Generic[Config]):
     """Relative to the prefix."""
     words_key: str = "embeddings.words.weight"
     """Our name of the word embeddings in the encoder."""
+    transposed: Callable[[str], bool] = lambda _: False
+    """True for published weights that are stored as [inputs, outputs]."""
+    directions: tuple[Direction, ...] = ("both", "left-to-right", "right-to-left")
+    """The sides that its models can see, and its config.json can say."""
     prefix: str
     """Prefix of encoder weights in a file that also has heads."""
     heads: Mapping[str, HeadSpec[Config]]

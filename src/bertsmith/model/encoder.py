@@ -4,7 +4,7 @@ Shapes: T packed tokens, R of them that are requested, P predicted ones, D model
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 Rows = Tensor | slice
 """Requested packed rows: their numbers [R], or all."""
 ALL = slice(None)
+Stream = Callable[[PackedBatch], Tensor]
+"""Takes a text's next tokens with their positions, keeps what later ones need, and returns their states."""
 Sentence = Literal["first", "last", "mean", "ends"]
 """State that represents a whole sequence; a function for each is in SENTENCE_STATES."""
 
@@ -169,6 +171,10 @@ class Encoder(nn.Module, ABC):
         views = self.word_views()
         parts = zip(hidden_RD.chunk(len(views)), views, strict=True)
         return [hidden_PD[:, view.part] for hidden_PD, view in parts]
+
+    def stream(self) -> Stream | None:
+        """Return a reader for a text that goes on; None if a new token changes the states before it."""
+        return None
 
     def sentence_rows(self, layout: Layout) -> Rows:
         """Return the rows that `sentence_states` reads."""

@@ -79,7 +79,7 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
     if teacher is not None:
         _check_student(initial.network, teacher, recipe)
         initial = replace(initial, teacher=teacher)
-    before, wanted = initial.network.config.direction, objective.direction
+    before, wanted = initial.network.config.direction, recipe.examples.sees
     set_direction(initial.network, wanted)
     if recipe.start.model != "scratch" and before != wanted:
         note = f"{recipe.start.model} sees {SIDES[before]}; it will see {SIDES[wanted]} (examples.objective)"
@@ -93,7 +93,9 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
 
 def encoder_config_of(model: ModelSection, tokenizer: Tokenizer) -> EncoderConfig:
     """The encoder config of a new network for this vocabulary."""
-    return model.encoder_config(tokenizer.vocabulary_size, pad_id=tokenizer.pad_id)
+    begin, end = tokenizer.ends
+    ids = {"pad_id": tokenizer.pad_id, "begin_id": begin, "end_id": end}
+    return model.encoder_config(tokenizer.vocabulary_size, **ids)
 
 
 def with_true_model(recipe: Recipe) -> Recipe:

@@ -99,7 +99,9 @@ def card_header(network: Network) -> dict[str, Any]:
 def usage_of(network: Network) -> str:
     """Return example code that uses a pre-trained model."""
     asked = 'bert.embed(["A text of your own."]).shape'
-    if "mlm" in network.heads:
+    if "mlm" in network.heads and network.config.direction == "left-to-right":
+        asked = '[*bert.extend("Paris is", count=8)][-1].text'
+    elif "mlm" in network.heads:
         asked = 'bert.fill(f"Paris is the {bert.tokenizer.mask_token} of France.")[0][0].token'
     # The folder is where this card stands, under whatever name it is moved to.
     return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'

@@ -45,6 +45,7 @@ SIZES = {
     "speedrun-base": (12, 768, 12, 2048, "width"),
     "modernbert-base": (22, 768, 12, 1152, "width"),
     "modernbert-large": (28, 1024, 16, 2624, "width"),
+    "gpt2-small": (12, 768, 12, 3072, "width"),
     "elmo-small": (2, 256, 12, 3072, "width"),  # it has neither heads nor a feed-forward
     "elmo-original": (2, 1024, 12, 3072, "width"),
 }
@@ -146,6 +147,16 @@ SPEEDRUN_BASE = SPEEDRUN | {
     "masking.rate": 0.2, "masking.as_mask": 0.85, "masking.as_random": 0.0,
     "optim.peak_lr": 5e-4, "run.minutes": 20.0,
 }  # fmt: skip
+GPT2 = BERT | {
+    "model.type": "gpt2", "model.segments": 0, "model.activation": "gelu_new", "model.norm_eps": 1e-5,
+    "model.positions": 1024,
+    "examples.objective": "left-to-right", "examples.pairs": "full-sentences",
+    "examples.short_probability": 0.0, "examples.stages": [(1.0, 1024, 1023)],
+    "batch.sequences": 512,
+    "optim.peak_lr": 6e-4, "optim.beta2": 0.95, "optim.eps": 1e-8, "optim.weight_decay": 0.1,
+    "optim.bias_correction": True, "optim.warmup_fraction": 375 / 300_000, "optim.schedule": "cosine",
+    "run.budget": "tokens", "run.tokens": 300_000_000_000,
+}  # fmt: skip
 ELMO = BERT | {
     "model.type": "elmo", "model.segments": 0, "model.cell": 4096,
     "examples.objective": "two-directions", "examples.pairs": "full-sentences",
@@ -168,11 +179,12 @@ PUBLISHED = {
     "modernbert-large": MODERNBERT_LARGE,
     "speedrun-small": SPEEDRUN,
     "speedrun-base": SPEEDRUN_BASE,
+    "gpt2-small": GPT2,
     "elmo-small": ELMO | {"model.cell": 1024},
     "elmo-original": ELMO,
 }
 
-# Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
+# Encoder plus pooler (DistilBERT, ELECTRA, ModernBERT and GPT-2 have none) with the published vocabulary.
 COUNTS = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
@@ -187,6 +199,7 @@ COUNTS = {
     "electra-base": 108_891_648,
     "modernbert-base": 149_014_272,
     "modernbert-large": 394_781_696,
+    "gpt2-small": 124_439_808,
 }
 
 each_preset = pytest.mark.parametrize("name", SIZES)
@@ -253,7 +266,7 @@ def test_the_formula_agrees_with_the_network_itself(name):
     with torch.device("meta"):
         network = build_network(
             published_config_of(model, vocabulary=1000),
-            {} if model.type in ("distilbert", "electra", "modernbert", "elmo") else {"pooler": 0},
+            {} if model.type in ("distilbert", "electra", "modernbert", "gpt2", "elmo") else {"pooler": 0},
         )
     assert load.encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
@@ -267,6 +280,9 @@ def published_config_of(model, *, vocabulary):
     if model.type == "distilbert":
         sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}
+    if model.type == "gpt2":
+        sizes |= {"n_embd": model.width, "n_layer": model.layers, "n_head": model.heads}
+        sizes |= {"n_inner": model.inner, "n_positions": model.positions}
     config = {
         "model_type": model.type,
         "embedding_size": model.width if model.embedding_width == "width" else model.embedding_width,
