@@ -117,8 +117,6 @@ class Kind:
     """Return the keys of a recipe that do not decide the result."""
     work: Callable[["Stage"], float]
     """Estimate the operations of a stage, to begin with the longest and to tell the time that is left."""
-    by_clock: Callable[["Stage"], bool]
-    """Return True if the time that the work takes decides its result."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +164,11 @@ class Stage:
             if key != "run.seed" and (not key.startswith("optim.") or key == "optim.algorithm")
         }
         return _hash({**self.facts, "recipe": recipe, "inputs": [], "data": {}})
+
+    @property
+    def by_clock(self) -> bool:
+        """True if the time that the work takes decides its result."""
+        return bool(self.facts["recipe"].get("run.minutes", "off") != "off")
 
     @property
     def name(self) -> str:

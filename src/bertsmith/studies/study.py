@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, get_args
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from bertsmith.core.wording import counted
 from bertsmith.insight.report import Report, Table, View, write_report
 from bertsmith.studies.cells import Cells, Failure, Outcome, Result, Stage, distinct
 from bertsmith.studies.multi_bootstrap import Interval, multi_bootstrap
-from bertsmith.studies.scheduler import Places, Scheduler
+from bertsmith.studies.scheduler import Places, Scheduler, State
 from bertsmith.tasks import metrics
-from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.callbacks import ProgressCallback, SilentCallback
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -123,7 +123,7 @@ def run_study(study: Study, out: Path, cells: Cells, places: Places, callback: P
     handle = open_lock_file(out / LOCK)
     try:
         _lock(handle, out)
-        status = Status(out, trials)
+        status = StatusFile(out, trials)
         scheduler = Scheduler(cells, places, stages, callback, on_change=status.write)
         status.write(scheduler, now=True)
         try:
@@ -151,7 +151,7 @@ def _check(trials: Sequence[Trial], stages: Iterable[Stage], places: Places) -> 
     if not any(trial.stages for trial in trials):
         failure = next((trial.impossible for trial in trials if trial.impossible), Failure("it has none"))
         raise UserError(f"no trial can run: {failure.reason}", remedy="change the study")
-    if places.together > 1 and any(stage.kind.by_clock(stage) for stage in stages):
+    if places.together > 1 and any(stage.by_clock for stage in stages):
         what = "a budget in minutes depends on the neighbours of a run"
         remedy = "give budgets in steps, tokens or epochs, or leave --together out"
         raise UserError(what, where="--together", remedy=remedy)
@@ -168,45 +168,50 @@ def _lock(handle: int, out: Path) -> None:
 # ---- how far a study is
 
 
+def status_of(scheduler: Scheduler, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return how far a study is, for JSON."""
+    fractions = {key: round(each.fraction, 3) for key, each in scheduler.running.items()}
+    left = [stage for key, stage in scheduler.stages.items() if key not in scheduler.outcomes]
+    done = [outcome for outcome in scheduler.outcomes.values() if outcome.result is not None]
+    failures = {key: each.failure.reason for key, each in scheduler.outcomes.items() if each.failure}
+    cells = [
+        {
+            "cell": stage.name,
+            "state": scheduler.state_of(stage),
+            "fraction": fractions.get(key, 0.0),
+            "reason": failures.get(key, ""),
+        }
+        for key, stage in scheduler.stages.items()
+    ]
+    wanted = [stage for trial in trials for stage in trial.stages.values()]
+    states = [each["state"] for each in cells]
+    return {
+        "wanted": sum(len(distinct([stage])) for stage in wanted),
+        "counts": {state: states.count(state) for state in get_args(State)},
+        "cells": cells,
+        "impossible": {trial.name: trial.impossible.reason for trial in trials if trial.impossible},
+        "seconds_left": seconds_left(left, fractions, done, at_once=scheduler.places.most),
+    }
+
+
 @dataclass
-class Status:
-    """The file that says how far a study is."""
+class StatusFile:
+    """The file that says how far a study is, written not more often than a person would look."""
 
     out: Path
     trials: Sequence[Trial]
     written: float = 0.0
 
     def write(self, scheduler: Scheduler, *, now: bool = False) -> None:
-        """Write the file, but not more often than a person would look."""
-        fractions = {key: round(each.fraction, 3) for key, each in scheduler.running.items()}
-        left = [stage for key, stage in scheduler.stages.items() if key not in scheduler.outcomes]
-        done = [outcome for outcome in scheduler.outcomes.values() if outcome.result is not None]
-        rest = seconds_left(left, fractions, done, at_once=scheduler.places.most)
-        counts = {"done": len(done), "failed": len(scheduler.outcomes) - len(done), "running": len(fractions)}
-        whole = len(scheduler.outcomes) + sum(fractions.values())
-        shown = {**counts, "cells": len(scheduler.stages), "seconds_left": rest}
-        scheduler.callback.on_step(whole / len(scheduler.stages), shown)
+        """Write the file and tell the callback."""
         if not now and time.monotonic() - self.written < SECONDS_BETWEEN_WRITES:
             return
         self.written = time.monotonic()
-        failures = {key: each.failure.reason for key, each in scheduler.outcomes.items() if each.failure}
-        cells = [
-            {
-                "cell": stage.name,
-                "state": scheduler.state_of(stage),
-                "fraction": fractions.get(key, 0.0),
-                "reason": failures.get(key, ""),
-            }
-            for key, stage in scheduler.stages.items()
-        ]
-        impossible = {trial.name: trial.impossible.reason for trial in self.trials if trial.impossible}
-        facts = {
-            "cells": cells,
-            "impossible": impossible,
-            "seconds_left": rest,
-            "root": str(scheduler.cells.root),
-        }
-        write_json(self.out / STATUS, facts)
+        status = status_of(scheduler, self.trials)
+        write_json(self.out / STATUS, status)
+        running = sum(each.fraction for each in scheduler.running.values())
+        shown = {**status["counts"], "seconds_left": status["seconds_left"]}
+        scheduler.callback.on_step((len(scheduler.outcomes) + running) / len(scheduler.stages), shown)
 
 
 def seconds_left(
@@ -228,23 +233,10 @@ def seconds_left(
 
 
 def plan_of(study: Study, cells: Cells, places: Places) -> dict[str, Any]:
-    """Return what a study wants, what of it is done, and about how many seconds the rest takes, for JSON."""
+    """Return what a study wants and what of it is done, as its status before it begins."""
     trials = study.trials()
-    wanted = [stage for trial in trials for stage in trial.stages.values()]
-    stages = distinct(wanted)
-    known = {key: cells.outcome(stage) for key, stage in stages.items()}
-    done = [each for each in known.values() if each.result is not None]
-    failed = [each for each in known.values() if each.failure is not None and each.failure.repeats]
-    left = [each.stage for each in known.values() if each not in done and each not in failed]
-    return {
-        "wanted": sum(len(distinct([stage])) for stage in wanted),
-        "distinct": len(stages),
-        "done": len(done),
-        "failed": len(failed),
-        "left": len(left),
-        "impossible": {each.name: each.impossible.reason for each in trials if each.impossible},
-        "seconds": seconds_left(left, {}, done, at_once=places.most),
-    }
+    stages = distinct(stage for trial in trials for stage in trial.stages.values())
+    return status_of(Scheduler(cells, places, stages, SilentCallback(), lambda _: None), trials)
 
 
 def read_status(out: Path) -> dict[str, Any]:
