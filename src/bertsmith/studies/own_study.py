@@ -17,8 +17,9 @@ from bertsmith.recipe.section import Count, RuleError, Section
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.studies.cells import Failure, Model, Stage
+from bertsmith.studies.comparison import comparison
 from bertsmith.studies.stages import MODEL, TEACHER, finetuning_stage, known_model, pretraining_stage
-from bertsmith.studies.study import Row, Seeds, Trial, comparison
+from bertsmith.studies.study import Row, Seeds, Trial
 from bertsmith.tasks.catalogue import OWN, task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.task_recipe import finetuning_recipe
