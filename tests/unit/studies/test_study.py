@@ -115,11 +115,11 @@ def test_a_run_without_its_partners_is_left_out_of_the_interval():
     assert found.seeds == 2 and found.low < found.high  # drawn as independent runs
 
 
-def judged(folder: Path, name: str, right: list[int], *, targets: int = 1, **arrays: np.ndarray) -> Row:
+def judged(folder: Path, name: str, right: list[int], *, target: int = 1, **arrays: np.ndarray) -> Row:
     """A row of a run for each number of right predictions of 40, with the file of its predictions."""
     outcomes = {}
     for seed, count in enumerate(right):
-        file, targets_M = folder / f"{name}-{seed}.npz", np.full(40, targets)
+        file, targets_M = folder / f"{name}-{seed}.npz", np.full(40, target)
         np.savez(
             file, **(arrays or {"targets": targets_M, "predicted": np.where(np.arange(40) < count, 1, 0)})
         )
@@ -138,7 +138,7 @@ def test_examples_are_drawn_where_the_predictions_of_all_runs_are_kept(tmp_path)
     single = comparison("toy", "Title", [judged(tmp_path, "alone", [20])]).tables[0].text()
     assert "one seed: the interval is that of the examples alone" in single
     bare = {seeds: replace(each, predictions=None) for seeds, each in rows[1].outcomes.items()}
-    for other in (judged(tmp_path, "other", [30], targets=0), Row(rows[1].trial, bare)):
+    for other in (judged(tmp_path, "other", [30], target=0), Row(rows[1].trial, bare)):
         assert not Measured.of([rows[0], other], "accuracy").has_examples
     tags = {"targets": np.ones(3), "predicted": np.ones(3), "words": np.ones((3, 2))}
     assert not Measured.of([judged(tmp_path, "tags", [20], **tags)], "accuracy").has_examples
