@@ -60,7 +60,7 @@ SECONDS_BETWEEN_STATES = 300.0
 
 
 class Preparation(Protocol):
-    """What a study adds to the runs that belong to it."""
+    """Additions of a study to the runs that belong to it."""
 
     def first_step(self, steps: int, /) -> int:
         """Return the step of the schedule, of this many steps, at which a new run begins."""
