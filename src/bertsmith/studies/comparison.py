@@ -38,7 +38,7 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What intervals are computed from: the predictions of each run, or else one value for each."""
+    """The data of intervals: the predictions of each run, or else one value for each."""
 
     metric: metrics.Metric
     targets_M: Values
