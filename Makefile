@@ -22,7 +22,7 @@ locked = $(INSTALL) --require-hashes -r deploy/lock/$(1).txt && $(INSTALL) -r de
 	$(INSTALL) --no-deps --no-build-isolation -e .
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo browser lint test test-all test-gpu pictures format clean
+.PHONY: help setup demo browser lint test test-all test-gpu pictures docs release format clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,11 +46,23 @@ test: lint ## the checks, then every behaviour on small counts
 	$(PYTEST)
 
 test-all: lint ## the checks, then every behaviour on full counts, with the lines that no test reaches
+	$(MAKE) docs
 	$(PYTEST) --full --cov --cov-report=term
 
 # A machine with a GPU has a torch of its own, so nothing is installed here.
 test-gpu: ## the tests that need a CUDA GPU, with the environment at hand
 	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m pytest -m gpu
+
+docs: $(ENV)/.documented ## the docs site with the API reference, in build/site; links are strict
+	$(BIN)/python docs/site.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "see it: python -m http.server -d build/site"
+
+release: $(ENV)/.documented ## sdist and wheel in dist/, checked: contents, metadata, and the wheel by itself
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/python deploy/check_release.py dist
 
 pictures: setup ## redo the pictures and printed outputs of README and docs; needs Chromium (make browser)
 	$(BIN)/python bench/pictures.py
@@ -74,3 +86,8 @@ $(ENV)/.runtime: pyproject.toml $(wildcard deploy/lock/*) | $(BIN)/python
 $(ENV)/.installed: pyproject.toml $(wildcard deploy/lock/*) | $(BIN)/python
 	$(call locked,test)
 	@touch $(ENV)/.runtime $@
+
+# The site and the release have packages of their own, which neither the demo nor the tests wait for.
+$(ENV)/.documented: $(ENV)/.installed
+	$(INSTALL) --require-hashes -r deploy/lock/docs.txt
+	@touch $@

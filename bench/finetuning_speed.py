@@ -41,7 +41,7 @@ from rounds import (
 )
 
 from bertsmith.finetuning.assignment import Assignment
-from bertsmith.finetuning.finetune import finetune_on
+from bertsmith.finetuning.finetune import FinetuningRequest
 from bertsmith.finetuning.finetuning_setup import build_trainer, filling_multiple, micro_tokens
 from bertsmith.finetuning.initial_task_model import load_initial_task_model
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits, task_config_of
@@ -54,6 +54,7 @@ from bertsmith.tasks.predictions import PredictedSplit
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.distributed import start_world
+from bertsmith.training.job import run_job
 from bertsmith.training.optimizers import learning_rate
 from bertsmith.training.trainer import Progress, StepInput, finish_step, launch_step
 
@@ -219,9 +220,10 @@ def ours_to_the_end(
     with tempfile.TemporaryDirectory() as folder:
         assignment = Assignment(splits.task, seeded, options.model, options.data, Path(folder) / "run", True)
         started = time.perf_counter()
-        result = finetune_on(splits, assignment, start_world(options.device), Quiet())
+        request = FinetuningRequest(assignment, splits)
+        result = run_job(request, start_world(options.device), Quiet()).result
         seconds = time.perf_counter() - started
-    return result.metrics["dev"][splits.task.metrics[0]], seconds
+    return result["metrics"]["dev"][splits.task.metrics[0]], seconds
 
 
 def peer_to_the_end(

@@ -6,6 +6,7 @@
                                                                   # quantise, share, trim, export, export-all,
                                                                   # lora, seeds, search, folds, glue, look,
                                                                   # features, features-table, sweep
+    python bench/kill_and_resume.py study --store store/ --kills 50  # many cells of both kinds
     python bench/kill_and_resume.py glue --store store/ --faults 40  # events of the file system that fail
 
 Does a small job once without interruption. Then the same again with SIGKILL at random moments; after each
@@ -19,6 +20,9 @@ weights, moments and the saved position are compared bit for bit.
 Other jobs are killed at any moment of their time, some of them a little after SIGTERM. Whenever one comes to
 its end all its files are compared, byte for byte, and it begins anew. They are done with a small model that
 is trained on the store before.
+
+A study is killed alone or with its cells, or asked to stop. Undisturbed, its cells run one at a time, and
+disturbed two at a time. Models, metrics and failures are compared, and a cell that is done must stay so.
 
 With --faults, that many events of the file system in the job's folder (a file opened to write, a rename, an
 fsync, ...) end the process or fail, in turn with EIO, ENOSPC and ESTALE. A failure must be told in one line;
@@ -128,7 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("job", choices=list(JOBS))
+    parser.add_argument("job", choices=[*JOBS, "study"])
     parser.add_argument("--store", type=Path, help="token store; fine-tuning needs none")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--faults", type=int, default=0, help="in the place of --kills")
@@ -137,6 +141,8 @@ def main() -> None:
     options = parser.parse_args()
     print(f"moments drawn from seed {options.seed}")
     with tempfile.TemporaryDirectory() as folder:
+        if options.job == "study":
+            sys.exit(kill_a_study(options, Path(folder)))
         undisturbed = JOBS[options.job](options, Path(folder))
         disturbed = replace(undisturbed, out=folder_of(undisturbed, "disturbed"))
         chance = random.Random(options.seed)
@@ -560,6 +566,115 @@ def where_it_hit(job: Job, half_written: list[str]) -> str:
     files = [path for each in found for path in (each, *each.rglob("*")) if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     return f"{place}, INSIDE A WRITE: {', '.join(half_written)} ({len(files)} files, {size:.1f} MB)"
+
+
+# ---- studies
+
+STUDY = """
+question = "Does it matter?"
+seeds = 2
+finetuning_seeds = 2
+[stages.model]
+recipe = "{recipe}"
+store = "{store}"
+set = {{ {pretraining} }}
+[stages.task]
+task = "custom"
+data = "{table}"
+columns = {{ text = "text", label = "label" }}
+model = "model"
+set = {{ {finetuning} }}
+[trials.baseline]
+[trials.diverges]
+"model.optim.peak_lr" = 1e35
+[trials.again]
+"model.name" = "again"
+[trials.impossible]
+"model.model.heads" = 3
+"""
+"""Four variants: one diverges, one is a duplicate, one has an impossible recipe."""
+
+
+def kill_a_study(options: argparse.Namespace, folder: Path) -> int:
+    """Kill a study again and again, all of it or its first process alone; the exit status of this program."""
+    file, chance = folder / "study.toml", random.Random(options.seed)
+    steps = (f"run.steps={options.steps}", 'model.type="bert"', "model.layers=2", "model.width=32")
+    small = (*PRETRAINING_SETTINGS, *steps, "model.heads=2", "model.inner=64")
+    values = {
+        "pretraining": ", ".join(map(quoted, small)),
+        "finetuning": ", ".join(
+            map(quoted, (*FINETUNING_SETTINGS, f"run.epochs={epochs(options.steps / 2)}"))
+        ),
+    }
+    given = {"recipe": RECIPE, "store": options.store.resolve(), "table": table(folder), **values}
+    file.write_text(STUDY.format(**given), encoding="utf-8")
+    words = ("study", "run", str(file), "--devices", "cpu", "--threads", "1", "--out", str(folder / "report"))
+    alone = Job((*words, "--together", "1"), (), folder / "alone", out_option="--cells", is_run=False)
+    beside = replace(alone, words=(*words, "--together", "2"), out=folder / "beside")
+    seconds, wrong, known = finish(alone), list[str](), dict[Path, int]()
+    for number in range(1, options.kills + 1):
+        process, before = beside.start(), begun_in(beside.out)
+        while process.poll() is None and begun_in(beside.out) == before:  # until something new is under way
+            time.sleep(0.05)
+        await_end(process, chance.uniform(0, seconds / 6))
+        how = chance.choice(("all of it", "the first process alone", "asked to stop"))
+        if how == "asked to stop":
+            process.terminate()
+        elif process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL) if how == "all of it" else process.kill()
+        _, complaint = process.communicate()
+        if process.returncode not in (0, STOPPED, -signal.SIGKILL):
+            wrong.append(f"exit status {process.returncode}: {complaint.decode().splitlines()[-1:]}")
+        done = {each: each.stat().st_mtime_ns for each in beside.out.glob("*/result.json")}
+        wrong += [
+            f"{each.parent.name} was made again" for each, when in known.items() if done.get(each) != when
+        ]
+        known = done
+        begun, parts = begun_in(beside.out)
+        print(f"kill {number:2}: {how}, {len(done)} cells done, {begun} begun, {parts} states", flush=True)
+        if process.returncode == 0:  # all is done: from the beginning, for more kills
+            wrong += differing_cells(alone.out, beside.out)
+            shutil.rmtree(beside.out)
+            known = {}
+    finish(beside)
+    wrong += differing_cells(alone.out, beside.out)
+    for each in wrong:
+        print(f"DIFFERENT: {each}")
+    print("verdict:", "NOT THE SAME" if wrong else f"{options.kills} kills, the same to the bit")
+    return 1 if wrong else 0
+
+
+def quoted(setting: str) -> str:
+    """A setting as a line of TOML with its key in quotes."""
+    key, _, value = setting.partition("=")
+    is_word = re.fullmatch(r"[a-z_-]+", value) and value not in ("true", "false")
+    return f'"{key}" = "{value}"' if is_word else f'"{key}" = {value}'
+
+
+def begun_in(cells: Path) -> tuple[int, int]:
+    """How many cells have begun, and how many states there are."""
+    return len(list(cells.glob("*/run"))), len(list(cells.glob("*/run/checkpoints/step-*")))
+
+
+def differing_cells(one: Path, other: Path) -> list[str]:
+    """What differs between the cells of two studies: models, metrics, failures and what they are."""
+    names = sorted({each.name for place in (one, other) for each in place.iterdir()})
+    models = sum(len(list(place.glob("*/run/model/model.safetensors"))) for place in (one, other))
+    print(f"comparing {len(names)} cells with {models} models")
+    return [name for name in names if cell_contents(one / name) != cell_contents(other / name)]
+
+
+def cell_contents(cell: Path) -> dict[str, Any]:
+    """What a cell came to, without seconds and without who worked beside it."""
+    files = {each.name: each.read_bytes() for each in cell.glob("run/model/*.safetensors")}
+    read = {name: json.loads((cell / name).read_text()) for name in CELL_FILES if (cell / name).exists()}
+    without = {
+        name: {key: each for key, each in values.items() if key not in CLOCK} for name, values in read.items()
+    }
+    return {**files, **without}
+
+
+CELL_FILES = ("cell.json", "result.json", "failure.json")
 
 
 # ---- comparison

@@ -40,11 +40,15 @@ from rounds import (
     wait_for,
 )
 
+from bertsmith.corpus.token_store import TokenStore
 from bertsmith.pretraining.hardware import peak_of
-from bertsmith.pretraining.run_setup import Request, Run, StepLoader, set_up
+from bertsmith.pretraining.pretraining_parts import StepLoader
+from bertsmith.pretraining.run_setup import Run, run_folder, set_up
 from bertsmith.recipe.load import load_recipe
+from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.distributed import start_world
-from bertsmith.training.trainer import Progress, same_bits, training_steps
+from bertsmith.training.job import Start
+from bertsmith.training.trainer import Clock, Progress, same_bits, training_steps
 
 USUAL_MODES = {"cuda": ["default", "reduce-overhead"], "cpu": ["eager", "default"]}
 
@@ -118,8 +122,8 @@ def our_run(case: Case, folder: Path, options: argparse.Namespace) -> Run:
         *batch,
         *options.set,
     ]
-    request = Request(load_recipe(preset, settings), options.store, folder)
-    return set_up(request, start_world(options.device), Quiet())[0]
+    start = Start(start_world(options.device), Quiet(), Clock(), StopRequested(), saved=None)
+    return set_up(load_recipe(preset, settings), TokenStore.open(options.store), run_folder(folder), start)
 
 
 def best_form(

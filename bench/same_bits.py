@@ -31,7 +31,7 @@ CLOCK = re.compile(r"seconds|per_second|since|wait|mfu|time|date|machine|memory|
 """Keys of JSON whose values the clock, the machine or the code itself decides."""
 CLOCKED_TEXT = re.compile(r".*(seconds|minutes|tokens/s|examples/s|memory|source|\d:\d\d).*", re.IGNORECASE)
 SKIPPED = {".png", ".html", ".log"}
-OF_THE_CODE = {"source.sha256", "versions.json", "checksums.json", ".lock", "lock"}
+OF_THE_CODE = {"source.sha256", "model.sha256", "versions.json", "checksums.json", ".lock", "lock"}
 """Files that say which code ran, and hashes of whole files, whose contents are compared themselves."""
 STAGES = "[{fraction=0.5, length=24, predictions=4}, {fraction=0.5, length=32, predictions=5}]"
 PRETRAINING = (
@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--only", default="", help="cases whose name has this part, and what they need")
-    parser.add_argument("--keep", type=Path, help="work here and keep the runs")
+    parser.add_argument("--keep", type=Path, help="work here; keep the runs, and take those that are there")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as made:
         work = (options.keep or Path(made)).resolve()
@@ -109,7 +109,8 @@ def main() -> None:
         places = []
         for name, checkout in (("before", options.before), ("after", options.after)):
             places.append(work / name)
-            child(checkout, "jobs", str(inputs), str(places[-1]), options.only)
+            if not places[-1].exists():
+                child(checkout, "jobs", str(inputs), str(places[-1]), options.only)
         sys.exit(compare(*places))
 
 

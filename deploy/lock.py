@@ -1,4 +1,4 @@
-"""What the image, the demo and the tests install, with hashes: deploy/lock/*.txt and the SBOM made from them.
+"""What the image, demo, tests and docs install, with hashes: deploy/lock/*.txt and the SBOM made from them.
 
     python deploy/lock.py             # the newest versions that pyproject.toml allows; asks PyPI
     python deploy/lock.py -c old.txt  # any options of `pip install`
@@ -29,7 +29,7 @@ from packaging.utils import (
 
 PROJECT = Path(__file__).parents[1]
 LOCK, SBOM = PROJECT / "deploy" / "lock", PROJECT / "deploy" / "sbom.json"
-ENVIRONMENTS = {"image": "", "demo": "[plots]", "test": "[dev]"}
+ENVIRONMENTS = {"image": "", "demo": "[plots]", "test": "[dev]", "docs": "[dev,docs]"}
 """What is installed of the project in each; each has all of the one before it."""
 INDEX = "https://pypi.org/simple"
 OF_THE_MACHINE = re.compile(r"torch$|triton$|nvidia-|cuda-")
@@ -48,7 +48,7 @@ def main() -> None:
 
 def renew(options: list[str]) -> None:
     """Write a file for each environment: what it has over the one before."""
-    everything = resolved(ENVIRONMENTS["test"], options)
+    everything = resolved(ENVIRONMENTS["docs"], options)
     with ThreadPoolExecutor(8) as pool:
         hashes = dict(zip(everything, pool.map(hashes_of, everything, everything.values()), strict=True))
     known, before = set[str](), ""

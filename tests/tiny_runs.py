@@ -20,12 +20,18 @@ from bertsmith.core.files import read_json
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
+from bertsmith.pretraining.run_setup import Run, run_folder, set_up
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training import background_saving, checkpoint
+from bertsmith.training.callbacks import StopRequested
+from bertsmith.training.checkpoint import latest_state
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder
+from bertsmith.training.distributed import ALONE, World
+from bertsmith.training.job import Start
 from bertsmith.training.journal import read_metrics
+from bertsmith.training.trainer import Clock
 from tests.plain_stores import write_store
 from tests.tokenizer_makers import wordpiece_pieces
 
@@ -138,6 +144,16 @@ def run_tiny(
 ) -> PretrainingResult:
     """A tiny run from its start to its end, or on from where it was stopped."""
     return pretrain(tiny_recipe(*overrides), store=store.folder, out=out, callback=listener or Listener())
+
+
+def set_up_tiny(store: TokenStore, out: Path, *overrides: str, world: World = ALONE) -> Run:
+    """A tiny run before its first step, without its tensors if it resumes."""
+    folder = run_folder(out)
+    saved = latest_state(folder.checkpoints)
+    clock = Clock(before=saved.state.seconds if saved else 0.0)
+    return set_up(
+        tiny_recipe(*overrides), store, folder, Start(world, Listener(), clock, StopRequested(), saved)
+    )
 
 
 def ask_to_stop() -> None:

@@ -43,6 +43,12 @@ class Notebook:
     def on_signal(self, text: str) -> None:
         self.notes.append(text)
 
+    def on_progress(self, progress: float) -> None:
+        pass
+
+    def on_deadline(self, seconds: float, total: float) -> None:
+        pass
+
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         self.lines.append({"progress": progress, **values})
 

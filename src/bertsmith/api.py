@@ -41,7 +41,6 @@ from bertsmith.inference.loaded_model import Bert, Precision, load
 from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
-from bertsmith.pretraining.run_setup import EarlyStopping
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import value_text
@@ -51,6 +50,7 @@ from bertsmith.tasks.catalogue import OWN
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.table_format import TableFormat
 from bertsmith.training.callbacks import ProgressCallback
+from bertsmith.training.early_stopping import EarlyStopping
 
 Settings = Mapping[str, object]
 """Recipe keys with their values: {"optim.peak_lr": 3e-5}."""

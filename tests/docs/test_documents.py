@@ -6,6 +6,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.main import get_command
 
 from bertsmith.cli.app import app
@@ -136,3 +137,27 @@ def test_the_architecture_names_all_files_that_make_an_exception_of_a_rule(sente
     assert {each for each in found if not each.startswith(besides or "-")} == set(
         re.findall(r"`(\w[\w/]*\.py)`", rule)
     )
+
+
+def test_the_site_has_every_document_in_its_navigation():
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    told = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
+    assert told == {str(document.relative_to(ROOT)) for document in DOCUMENTS} | {"api/README.md"}
+    assert site["strict"]
+
+
+def test_the_workflow_calls_targets_of_make_on_the_pythons_that_the_package_names():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    called = {
+        word for job in jobs.values() for step in job["steps"] for word in make_targets(step.get("run", ""))
+    }
+    targets = set(re.findall(r"(?m)^([a-z-]+):.*## ", (ROOT / "Makefile").read_text()))
+    assert {"test", "docs", "release"} <= called <= targets
+    named_pythons = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
+    assert [job["strategy"]["matrix"]["python"] for job in jobs.values() if "strategy" in job] == [
+        named_pythons
+    ] * 2
+
+
+def make_targets(line):
+    return re.findall(r"(?:^|\s)make ([a-z-]+)", line)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from bertsmith.pretraining.run_setup import Request, StepLoader, set_up
+from bertsmith.pretraining.pretraining_parts import StepLoader
 from bertsmith.training import background_saving
 from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
 from bertsmith.training.distributed import start_world
 from bertsmith.training.journal import read_metrics
-from bertsmith.training.trainer import same_bits, take_step
+from bertsmith.training.trainer import Progress, same_bits, take_step
 from tests.compile_counter import counters
 from tests.tiny_runs import (
     BeforeSteps,
@@ -25,9 +25,9 @@ from tests.tiny_runs import (
     metrics_of,
     run_tiny,
     saving_threads,
+    set_up_tiny,
     state_of,
     stop_at,
-    tiny_recipe,
     tiny_store,
 )
 
@@ -140,9 +140,7 @@ def test_a_gradient_that_is_no_number_is_skipped_by_the_gpu_itself(store, tmp_pa
 
     settings = (*ON_GPU, "run.steps=12", "run.compile=off", "run.loader_workers=0")
     settings += (f"optim.algorithm={algorithm}",)
-    run, _ = set_up(
-        Request(tiny_recipe(*settings), store.folder, tmp_path / "look"), start_world("cuda"), Listener()
-    )
+    run = set_up_tiny(store, tmp_path / "look", *settings, world=start_world("cuda"))
     assert run.trainer.runs_ahead
     with BeforeSteps(act):
         run_tiny(store, tmp_path / "run", *settings)
@@ -175,8 +173,8 @@ def test_recorded_steps_teach_what_ordinary_ones_do(store, tmp_path, objective):
     losses = {}
     # A rule for spikes reads each gradient norm back, so that nothing is recorded.
     for name, settings in {"recorded": (), "ordinary": ("run.spike_factor=1e9",)}.items():
-        request = Request(tiny_recipe(*common, *settings), store.folder, tmp_path / f"look-{name}")
-        run, _ = set_up(request, start_world("cuda"), Listener())
+        place = tmp_path / f"look-{name}"
+        run = set_up_tiny(store, place, *common, *settings, world=start_world("cuda"))
         assert (run.trainer.graphs is not None) == run.machine.recorded == (name == "recorded")
         run_tiny(store, tmp_path / name, *common, *settings)
         losses[name] = [line["loss"] for line in metrics_of(tmp_path / name, "train")]
@@ -219,10 +217,8 @@ def test_states_saved_beside_recorded_steps_are_those_of_their_own_steps(store, 
 
 def test_recordings_are_made_anew_when_saved_weights_come_back(store, tmp_path):
     settings = (*ON_GPU, "run.steps=40", "batch.sequences=32", "run.deterministic=on", "run.loader_workers=0")
-    run, state = set_up(
-        Request(tiny_recipe(*settings), store.folder, tmp_path / "run"), start_world("cuda"), Listener()
-    )
-    loader, progress, inputs = StepLoader(run), state.progress, []
+    run = set_up_tiny(store, tmp_path / "run", *settings, world=start_world("cuda"))
+    loader, progress, inputs = StepLoader(run), Progress(), []
     for _ in range(16):
         inputs.append(loader(progress))
         progress = progress.after(tokens=inputs[-1].tokens, seconds=0.0)

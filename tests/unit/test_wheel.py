@@ -8,6 +8,7 @@ import signal
 import site
 import subprocess
 import sys
+import tarfile
 import urllib.request
 import zipfile
 from pathlib import Path
@@ -17,6 +18,8 @@ import pytest
 PROJECT = Path(__file__).parents[2]
 BYTECODE = "page.cpython-311.pyc"
 BUILT_FROM = ("pyproject.toml", "README.md", "LICENSE")
+LARGEST = 70_000_000
+"""Bytes of the unpacked wheel: who adds a large file should notice."""
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,29 @@ def test_the_wheel_has_every_file_below_src(installed):
     assert data_files(installed) == files
     assert {Path(each).suffix for each in files} >= {".css", ".html", ".js", ".safetensors", ".toml"}
     assert not (installed / "bertsmith" / BYTECODE).exists()
+
+
+def test_the_wheel_is_small_enough(installed):
+    assert sum(file.stat().st_size for file in installed.rglob("*") if file.is_file()) <= LARGEST
+
+
+def test_the_source_distribution_has_the_package_and_nothing_else(installed, tmp_path):
+    source = installed.parent / "source"
+    program = "import setuptools; setuptools.setup()"  # as a build does, without compressing for seconds
+    words = (sys.executable, "-c", program, "-q", "sdist", "--formats=tar", "-d", str(tmp_path))
+    subprocess.run(words, cwd=source, check=True, capture_output=True)
+    (packed,) = tmp_path.glob("bertsmith-*.tar")
+    with tarfile.open(packed) as names:
+        files = {Path(each.name).relative_to(packed.stem) for each in names.getmembers() if each.isfile()}
+    assert {str(each) for each in files if each.parts[0] != "src"} == {*BUILT_FROM, "PKG-INFO", "setup.cfg"}
+    kept = {
+        each.as_posix()
+        for each in files
+        if each.suffix not in (".py", ".pyc") and ".egg-info" not in str(each)
+    }
+    assert {each.removeprefix("src/") for each in kept if each.startswith("src/")} == data_files(
+        PROJECT / "src"
+    )
 
 
 def test_presets_come_with_the_wheel(installed, tmp_path):

@@ -8,6 +8,7 @@ from typing import Annotated
 from typer import Exit, Option, Typer, echo
 
 from bertsmith.cli.answer import answer
+from bertsmith.cli.blimp import blimp
 from bertsmith.cli.cache import cache
 from bertsmith.cli.checkpoint import checkpoint
 from bertsmith.cli.choose import choose
@@ -81,6 +82,7 @@ app.command("tasks", cls=Verb)(tasks)
 app.command("finetune", cls=Verb)(finetune)
 app.command("glue", cls=Verb)(glue)
 app.add_typer(study, name="study")
+app.command("blimp", cls=Verb)(blimp)
 app.command("merge", cls=Verb)(merge)
 app.command("prune", cls=Verb)(prune)
 app.command("trim", cls=Verb)(trim)

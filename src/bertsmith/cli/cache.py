@@ -17,9 +17,9 @@ def cache(
 ) -> None:
     """Show how much is kept between runs, and remove it.
 
-    Encoded texts, the states of frozen encoders and the scores of teachers are kept in ~/.cache/bertsmith (or
-    $XDG_CACHE_HOME/bertsmith), so that a second run starts at once. Above 20 GB ($BERTSMITH_CACHE_GB) the
-    files that were not used for longest are removed.
+    Encoded texts, the states of frozen encoders, the scores of teachers and finished sets of BLiMP are kept
+    in ~/.cache/bertsmith (or $XDG_CACHE_HOME/bertsmith), so that a second run starts at once. Above 20 GB
+    ($BERTSMITH_CACHE_GB) the files that were not used for longest are removed.
 
     Example: bertsmith cache
 

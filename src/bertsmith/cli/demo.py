@@ -118,8 +118,8 @@ def compare(folder: Path) -> None:
     )
     table = Table("fine-tuned from", "accuracy on words without a label")
     table.add_row("(the constant answer)", _percent(fresh["baselines"]))
-    table.add_row("fresh weights", _percent(fresh["measures"]))
-    table.add_row("the model that has read the village", _percent(pretrained["measures"]))
+    table.add_row("fresh weights", _percent(fresh["metrics"]))
+    table.add_row("the model that has read the village", _percent(pretrained["metrics"]))
     _heading("What pre-training was good for")
     console().print(table)
     pictures = [run / "curves.png" for run in (folder / "pretrained", folder / "trades-pretrained")]

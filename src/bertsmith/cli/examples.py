@@ -159,11 +159,13 @@ def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -
 
 def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
     """Return the number of training steps in a stage, for a budget in steps or tokens."""
-    from bertsmith.pretraining.budget import Budget
+    from bertsmith.pretraining.data_stages import Stages, budget_of
     from bertsmith.training.trainer import Progress
 
+    stages = Stages(recipe, budget_of(recipe))
+
     def stage_of(step: int) -> int:
-        return Budget(recipe).enter_stage(Progress(step=step, tokens=step * tokens_in_step)).stage
+        return stages.enter(Progress(step=step, tokens=step * tokens_in_step)).stage
 
     run = recipe.run
     steps = range(run.steps if run.budget == "steps" else -(-run.tokens // tokens_in_step))

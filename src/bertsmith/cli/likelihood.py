@@ -1,10 +1,8 @@
 """`bertsmith likelihood`: compute how probable a text is, and each of its words."""
 
-import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, echo
 
@@ -14,14 +12,14 @@ from bertsmith.cli.predicting import naming_inputs, open_model
 from bertsmith.cli.presenting import bar, console, print_json
 from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
+from bertsmith.core.wording import counted
 from bertsmith.inference.outputs import likelihood_to_json
+from bertsmith.tasks.table_files import TABLE_WRITERS, write_table
 from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
     from bertsmith.inference.outputs import Likelihood
-
-Rows = list[dict[str, Any]]
 
 
 def likelihood(
@@ -38,7 +36,9 @@ def likelihood(
     words: Annotated[bool, Option("--words", help="Also the log-probability of each word.")] = False,
     out: Annotated[
         Path | None,
-        Option(metavar="FILE", help="Write a table (.csv, .tsv, .jsonl, .parquet ...) instead of printing."),
+        Option(
+            metavar="FILE", help="Of a file: write a table (.csv, .tsv, .jsonl, .parquet) instead of lines."
+        ),
     ] = None,
     model: options.Model = None,
     base: options.Base = None,
@@ -54,9 +54,9 @@ def likelihood(
     the likelihood, and reads a text once. Special tokens are not scored. Compare texts by one model only;
     across vocabularies, compare bits a character (white space is not counted).
 
-    A file gets a line for each of its lines or rows: log-likelihood in nats, tokens, perplexity, bits a
-    character and text, with tabs between them. With --words, each word is a line with its log-probability, an
-    empty line between texts.
+    A file gets a line for each of its texts: number, log-likelihood in nats, tokens, perplexity, bits a
+    character and text, with tabs between them. With --words each word gets a line: number of its text, word,
+    start, end and log-probability.
 
     Example: bertsmith likelihood "The cats annoy Tim." --words
 
@@ -66,105 +66,83 @@ def likelihood(
     """
     if text == str(STANDARD_INPUT) and source is None:
         text, source = None, STANDARD_INPUT
-    if (text is None) == (source is None):
-        raise UserError("there is no text to score", remedy="give a text, or --input FILE")
+    if (text is None) == (source is None) or (source is None and out is not None):
+        remedy = "give a text, or --input FILE, which may have an --out"
+        raise UserError("it is not clear what to score", remedy=remedy)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = None
-    if source is not None:
-        texts = TextSource(source, column, form=form, skip_bad=skip_bad)
+    texts = TextSource(source or STANDARD_INPUT, column, form=form, skip_bad=skip_bad)
+    if text is None:
         texts.check()  # before the model is opened
     if out is not None:
-        check_table_file(out, source)
+        check_table_file(out, texts)
     bert = open_model(model, "fill", device=device, precision=precision, base=base)
-    if texts is None:
-        with naming_inputs(lambda _: "the text"):
-            (found,) = bert.likelihood([cast(str, text)], truncate=truncate)
-        scored = iter([("text", 1, cast(str, text), found)])
-        if out is None and not as_json:
-            show(found, words=words)
-            return
+    if text is None:
+        score_file(bert, texts, out, words=words, truncate=truncate, as_json=as_json)
+        return
+    with naming_inputs(lambda _: "the text"):
+        (found,) = bert.likelihood([text], truncate=truncate)
+    if as_json:
+        print_json(likelihood_to_json(found, with_words=words))
     else:
-        scored = scored_texts(
-            bert, texts, truncate=truncate, patience=PATIENCE_SECONDS if out is None else math.inf
-        )
-    if out is not None:
-        written = write(out, scored, words=words)
-        shown = f"{written:,} {'text' if written == 1 else 'texts'} -> {out}"
-        echo(json.dumps({"texts": written, "out": str(out)}) if as_json else shown)
-    else:
-        print_lines(scored, words=words, as_json=as_json)
+        show(found, words=words)
 
 
-Scored = tuple[str, int, str, "Likelihood"]
-"""Word for the place of a text (line, row or text), its number there, the text and its likelihood."""
-
-
-def scored_texts(bert: "Bert", source: TextSource, *, truncate: bool, patience: float) -> Iterator[Scored]:
-    """Yield the likelihood of each text of a file, piece by piece."""
-    which = "row" if source.is_table else "line"
+def score_file(
+    bert: "Bert", source: TextSource, out: Path | None, *, words: bool, truncate: bool, as_json: bool
+) -> None:
+    """Print the likelihood of each text of a file, piece by piece, or write a table of them."""
+    which, rows = "row" if source.is_table else "line", []
     pieces = computed_pieces(
         bert,
         source,
         lambda piece: bert.likelihood(map(str, piece.texts), truncate=truncate),
         truncate=truncate,
-        patience=patience,
+        patience=PATIENCE_SECONDS if out is None else math.inf,
     )
     for piece, found in pieces:
         for number, text, each in zip(piece.numbers, piece.texts, found, strict=True):
-            yield which, number, str(text), each
+            if out is not None:
+                rows += rows_of(number, str(text), each, words=words)
+            elif as_json:
+                print_json({which: number, **likelihood_to_json(each, with_words=words)})
+            else:
+                for row in rows_of(number, str(text), each, words=words):
+                    cells = (f"{x:.6g}" if isinstance(x, float) else as_cells(str(x)) for x in row.values())
+                    echo("\t".join(cells))
+    if out is not None:
+        write_table(out, rows)
+        if as_json:
+            print_json({"rows": len(rows), "out": str(out)})
+        else:
+            echo(f"{counted(len(rows), 'row')} -> {out}")
+
+
+def rows_of(number: int, text: str, found: "Likelihood", *, words: bool) -> list[dict[str, Any]]:
+    """Return the row of a text, or a row for each of its words."""
+    told = likelihood_to_json(found, with_words=words)
+    if words:
+        return [{"number": number, **each} for each in told["words"]]
+    names = ("log_likelihood", "tokens", "perplexity", "bits_per_character")
+    return [{"number": number, **{name: told[name] for name in names}, "text": text}]
 
 
 def show(found: "Likelihood", *, words: bool) -> None:
     """Print the likelihood of one text, and a bar for the probability of each of its words if requested."""
     from rich.cells import cell_len
 
-    pseudo = "pseudo-" if found.is_pseudo else ""
     width = max((cell_len(each.word) for each in found.words), default=0)
     for each in found.words if words else ():
         padded = each.word + " " * (width - cell_len(each.word))
         console().print(f"  {padded}  {each.log_probability:8.2f}  {bar(math.exp(each.log_probability))}")
+    pseudo = "pseudo-" if found.is_pseudo else ""
     echo(f"{pseudo}log-likelihood {found.log_likelihood:.2f} nats, {found.tokens} tokens")
     echo(f"{pseudo}perplexity {found.perplexity:.4g}, {found.bits_per_character:.3f} bits a character")
 
 
-def print_lines(scored: Iterator[Scored], *, words: bool, as_json: bool) -> None:
-    """Print the likelihood of each text as a line, or a line for each of its words."""
-    begun = False
-    for place, number, text, found in scored:
-        if as_json:
-            numbered = {} if place == "text" else {place: number}
-            print_json({**numbered, **likelihood_to_json(found, with_words=words)})
-        elif words:
-            if begun:
-                echo()
-            begun = True
-            for each in found.words:
-                echo(f"{each.word}\t{each.log_probability:.6f}")
-        else:
-            numbers = f"{found.perplexity:.6g}\t{found.bits_per_character:.6f}"
-            echo(f"{found.log_likelihood:.6f}\t{found.tokens}\t{numbers}\t{as_cells(text)}")
-
-
-def check_table_file(out: Path, source: Path | None) -> None:
+def check_table_file(out: Path, source: TextSource) -> None:
     """Raise if tables are not written in the format of this name, or if it is the input."""
-    from bertsmith.tasks.table_files import TABLE_WRITERS
-
     if out.suffix.lower() not in TABLE_WRITERS:
         remedy = f"name a file that ends in {', '.join(TABLE_WRITERS)}"
         raise UserError("is not the name of a table", where=str(out), remedy=remedy)
-    if source is not None and out.exists() and source.resolve() == out.resolve():
+    if out.exists() and source.path.is_file() and out.samefile(source.path):
         raise UserError("is the input itself", where=str(out), remedy="name another file for the table")
-
-
-def write(out: Path, scored: Iterator[Scored], *, words: bool) -> int:
-    """Write a table with a row for each text, or for each word; return the number of texts."""
-    from bertsmith.tasks.table_files import write_table
-
-    rows: Rows = []
-    texts = 0
-    for place, number, _, found in scored:
-        texts += 1
-        numbers = likelihood_to_json(found, with_words=words)
-        rows += [{place: number, **each} for each in (numbers["words"] if words else [numbers])]
-    write_table(out, rows)
-    return texts

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from bertsmith.pretraining.pretrain import PretrainingResult
-    from bertsmith.pretraining.run_setup import EarlyStopping
     from bertsmith.recipe.schema import Recipe
     from bertsmith.studies.pretraining_sweep import TrialOutcome
+    from bertsmith.training.early_stopping import EarlyStopping
 
 
 def pretrain(
@@ -87,7 +87,7 @@ def pretrain(
     """
     started = time.monotonic()  # a budget in minutes includes the seconds in which torch loads
 
-    from bertsmith.pretraining.run_setup import EarlyStopping
+    from bertsmith.training.early_stopping import EarlyStopping
 
     begins = (
         ("--from", "start.model", start_from or None),
@@ -174,7 +174,7 @@ def run(
     """Run a recipe, or the one that a function chooses and reports on, and print the result."""
     from bertsmith.objectives.registry import declaration
     from bertsmith.pretraining.pretrain import pretrain as job
-    from bertsmith.pretraining.run_setup import NEVER_EARLY
+    from bertsmith.training.early_stopping import NEVER_EARLY
 
     shown: dict[str, Metric] = {}
     with progress_display(partial(live_line, shown), as_json=as_json) as callback:

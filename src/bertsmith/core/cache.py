@@ -19,7 +19,7 @@ from bertsmith.core.arrays import open_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import ABANDONED_SECONDS, atomic_path, is_in_use
 
-Kind = Literal["encodings", "features", "teacher-scores"]
+Kind = Literal["encodings", "features", "teacher-scores", "blimp"]
 LIMIT, DEFAULT_LIMIT = "BERTSMITH_CACHE_GB", 20.0
 _DIGEST_BYTES, _CHUNK = hashlib.sha256().digest_size, 1 << 20
 _used: set[Path] = set()

@@ -2,6 +2,9 @@
 
 import hashlib
 
+from torch import nn
+
+from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
 from bertsmith.recipe.finetuning_schema import LayerChoice
 
@@ -27,8 +30,13 @@ def layer_name(number: int) -> str:
 
 def encoder_hash(network: Network) -> str:
     """Return a hash of everything that determines an encoder's states for tokens."""
-    digest = hashlib.sha256(repr(network.config).encode())
-    for name, tensor in sorted(network.encoder.state_dict().items()):
+    return weights_hash(network.config, network.encoder)
+
+
+def weights_hash(config: EncoderConfig, module: nn.Module) -> str:
+    """Return a hash of a config and of all weights of a module."""
+    digest = hashlib.sha256(repr(config).encode())
+    for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
     return digest.hexdigest()

@@ -2,13 +2,18 @@
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import atomic_folder, write_json, write_text
+from bertsmith.core.files import atomic_folder, atomic_path, write_text
 from bertsmith.core.wording import counted
 from bertsmith.features.bilstm import FeatureScorer
-from bertsmith.finetuning.assignment import RESULT, Assignment, recipe_toml
+from bertsmith.finetuning.assignment import Assignment, recipe_toml
 from bertsmith.finetuning.evaluation import Evaluation, class_scores, simple_baseline
 from bertsmith.finetuning.finetuning_setup import Run, lora_shape
 from bertsmith.finetuning.run_plots import (
@@ -42,22 +47,32 @@ LINEAR_PROBE = "linear probe"
 class Finished:
     """A run whose training is complete, with its evaluation."""
 
-    assignment: Assignment
+    run: Run
     model: TaskModel
+    """Model with the config that it predicts with."""
     notes: tuple[str, ...]
-    splits: Mapping[str, EncodedSplit]
     found: Evaluation
     steps: int
-    epochs: float
-    """Number of epochs that these steps correspond to."""
     seconds: float
-    examples: int
     baselines: Mapping[str, Mapping[str, float]]
     """Metrics of the constant answer on each split."""
-    references: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
+    references: Mapping[str, Mapping[str, Mapping[str, float]]]
     """Metrics of simpler models by name and split."""
-    early_end: dict[str, float] | None = None
-    """Details of the early end of a trial (`EarlyEnd`); None if the run was not stopped early."""
+
+    @property
+    def assignment(self) -> Assignment:
+        """Return the assignment of the run."""
+        return self.run.assignment
+
+    @property
+    def splits(self) -> Mapping[str, EncodedSplit]:
+        """Return the splits that the model was evaluated on."""
+        return self.run.evaluation_splits
+
+    @property
+    def epochs(self) -> float:
+        """Return the number of epochs that the steps correspond to."""
+        return min(self.run.recipe.run.epochs, round(self.steps / self.run.batches.steps_per_epoch, 2))
 
     @property
     def config(self) -> TaskConfig:
@@ -94,8 +109,8 @@ def references_of(
     return references, notes
 
 
-def write_results(folder: RunFolder, finished: Finished) -> None:
-    """Write the model folder, plots, error tables and card; write the result file last."""
+def write_results(folder: RunFolder, finished: Finished) -> dict[str, Any]:
+    """Write the model folder, plots, error tables and card; return the facts for the result file."""
     write_versions(folder.path)
     write_text(folder.path / "recipe.toml", recipe_toml(finished.assignment.recipe))
     _draw_curve(folder, finished)
@@ -105,22 +120,20 @@ def write_results(folder: RunFolder, finished: Finished) -> None:
     folder.write_manifest()
     for name, split in finished.splits.items():
         _write_split(folder, finished, name, split)
-    result = {
+    for name, split in islice(finished.splits.items(), 1):
+        _write_judged(folder.path / f"predictions-{name}.npz", finished, name, split)
+    return {
         "task": finished.config.task,
-        "measures": finished.found.metrics,
-        "seconds": round(finished.seconds, 3),
-        "steps": finished.steps,
-        "examples": finished.examples,
+        "metrics": finished.found.metrics,
+        "examples": finished.run.examples,
         "baselines": finished.baselines,
         "references": finished.references,
-        "early_end": finished.early_end,
         "layer_weights": finished.layer_weights,
         "classes": {
             split: {label: asdict(scores) for label, scores in of_split.items()}
             for split, of_split in class_scores(finished.found, finished.splits).items()
         },
     }
-    write_json(folder.path / RESULT, result)
 
 
 def _draw_curve(folder: RunFolder, finished: Finished) -> None:
@@ -166,6 +179,14 @@ def _write_split(folder: RunFolder, finished: Finished, name: str, split: Encode
         draw_calibration(folder.path / f"calibration-{name}.png", reliability(predictions.scores, targets))
 
 
+def _write_judged(file: Path, finished: Finished, name: str, split: EncodedSplit) -> None:
+    """Write what the metrics of the deciding split were computed from, for intervals between runs."""
+    predicted = PredictedSplit(split.examples, split.encoded, finished.found.predictions[name])
+    arrays: dict[str, Any] = finished.config.kind.judged(predicted)
+    with atomic_path(file) as temporary, temporary.open("wb") as handle:
+        np.savez_compressed(handle, **arrays)
+
+
 def model_card(finished: Finished, *, picture: bool) -> str:
     """Return the model card as Markdown: description, training, results and usage."""
     config, recipe = finished.config, finished.assignment.recipe
@@ -182,7 +203,7 @@ def model_card(finished: Finished, *, picture: bool) -> str:
             f"warm-up {optim.warmup_fraction:.0%}, "
         )
     facts = [
-        f"{counted(finished.examples, 'training example')}, {steps}"
+        f"{counted(finished.run.examples, 'training example')}, {steps}"
         f"{finished.seconds / 60:.1f} minutes, seed {run.seed}.",
         f"{rates}encoder {recipe.head.encoder}, longest sequence {recipe.text.longest}.",
         *finished.notes,

@@ -1,6 +1,6 @@
 """Setup of a fine-tuning run: encoded splits, the trainer, batches, and notes for the user."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import log2
 
@@ -15,6 +15,7 @@ from bertsmith.finetuning.assignment import (
     finetuning_folder,
     with_micro_tokens,
 )
+from bertsmith.finetuning.evaluation import parts_of_first
 from bertsmith.finetuning.feature_cache import cached_states, cached_vectors
 from bertsmith.finetuning.initial_task_model import DROPOUTS, InitialTaskModel, load_initial_task_model
 from bertsmith.finetuning.linear_probe import Solution, solve_head
@@ -23,6 +24,7 @@ from bertsmith.finetuning.run_warnings import (
     describe_micro_tokens,
     describe_solved_head,
     describe_target_scaler,
+    total_steps,
     warn_of_cut_texts,
     warn_of_few_steps,
     warn_of_no_development_set,
@@ -43,8 +45,8 @@ from bertsmith.tasks.batches import ShuffledBatches, balanced_weights
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.objective import TaskObjective, freeze_encoder
 from bertsmith.tasks.task_config import TaskConfig, check_label_thresholds
-from bertsmith.training.checkpoint_storage import newest_sound_step, saved_steps
-from bertsmith.training.cuda_graphs import recording_of
+from bertsmith.training.budget import Epochs, Minutes, Work
+from bertsmith.training.cuda_graphs import StepFacts, recording_of, why_not_recorded
 from bertsmith.training.distributed import World, share_work
 from bertsmith.training.memory_share import plannable_gpu_bytes
 from bertsmith.training.optimizers import (
@@ -64,6 +66,8 @@ CPU_HALF_MULTIPLE = 32
 MICRO_TOKENS = 16_384
 GPU_MICRO_TOKENS = (65_536, 32_768)
 """Tokens that keep a large GPU busy: launching a pass of BERT-Base takes 30 ms, however small it is."""
+FORWARD_AND_BACKWARD = 3
+"""Cost of a training token relative to an evaluated one: the backward pass takes twice as long."""
 MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
 """A usual step has about this many multiples of tokens: few sizes to record, and little filler."""
@@ -78,6 +82,7 @@ class Run:
     model: TaskModel
     """The network that is trained, in its form for prediction."""
     batches: ShuffledBatches
+    budget: Epochs
     evaluation_splits: Mapping[str, EncodedSplit]
     """Splits to evaluate on, the deciding one first."""
     train: EncodedSplit
@@ -116,14 +121,28 @@ class Run:
         return finetuning_folder(self.assignment.out)
 
 
-def set_up(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
-    """Return the run of an assignment, without writing to its folder; every process must call it."""
-    run = world.main_first(lambda: _set_up_here(assignment, splits, world))
+def set_up(
+    assignment: Assignment,
+    splits: TaskSplits,
+    world: World,
+    *,
+    resumes: bool = False,
+    followed: bool = False,
+) -> Run:
+    """Return the run of an assignment, without writing to its folder; every process must call it.
+
+    `resumes`: saved weights will be loaded. `followed`: the weights are changed after each step.
+    """
+    run = world.main_first(
+        lambda: _set_up_here(assignment, splits, world, resumes=resumes, followed=followed)
+    )
     shared = share_work(run.trainer.objective, world, "ddp")
     return replace(run, trainer=replace(run.trainer, objective=shared))
 
 
-def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Run:
+def _set_up_here(
+    assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool, followed: bool
+) -> Run:
     """Return the run for this process alone, without sharing its gradients."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
@@ -134,7 +153,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
         name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder("encodings"))
         for name, examples in splits.splits.items()
     }
-    trainer, model = build_trainer(initial, config, recipe, world)
+    trainer, model = build_trainer(initial, config, recipe, world, followed=followed)
     if config.head.encoder == "frozen-features":
         encoded = {name: _with_states(split, model) for name, split in encoded.items()}
     train = encoded["train"]
@@ -164,16 +183,19 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     )
     solved = solves_head(recipe, config, kept=initial.kept)
     solution = None
-    checkpoints = finetuning_folder(assignment.out).checkpoints
-    if solved and not (saved_steps(checkpoints) and newest_sound_step(checkpoints) is not None):
+    if solved and not resumes:
         vectors = cached_vectors(train_set, model, cache_folder("features"))
         solution = solve_head(model, train_set, vectors, batches.class_weights_C)
+    evaluated = {name: encoded[name] for name in splits.evaluation_names}
+    parts = parts_of_first(config.kind, evaluated)  # evaluated with the first
+    tokens = [len(split.encoded.tokens_T) for name, split in evaluated.items() if name not in parts]
     run = Run(
         with_micro_tokens(assignment, most_tokens),
         trainer,
         model,
         batches=batches,
-        evaluation_splits={name: encoded[name] for name in splits.evaluation_names},
+        budget=budget_of(batches, recipe, tokens),
+        evaluation_splits=evaluated,
         train=train,
         notes=initial.notes,
         scaler=scaler,
@@ -196,6 +218,22 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World) -> Ru
     return replace(run, notes=(*run.notes, *warnings))
 
 
+def budget_of(
+    batches: ShuffledBatches, recipe: FinetuningRecipe, evaluated_tokens: Sequence[int] = ()
+) -> Epochs:
+    """Return the budget of a run that evaluates splits with so many tokens, the deciding one first."""
+    settings, steps = recipe.run, total_steps(batches, recipe)
+    work = Work(
+        one_step=FORWARD_AND_BACKWARD * len(batches.encoded.tokens_T) / batches.steps_per_epoch,
+        evaluation_steps=frozenset(
+            round(steps * number / settings.evaluations) for number in range(1, settings.evaluations)
+        ),
+        one_evaluation=evaluated_tokens[0] if evaluated_tokens else 0,
+        end=sum(evaluated_tokens),
+    )
+    return Epochs(steps, work, None if settings.minutes == "off" else Minutes(settings.minutes))
+
+
 def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> bool:
     """Return True if the head begins as the optimal linear head on the encoder."""
     asked = recipe.head.weights == "solved"
@@ -212,9 +250,17 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
 
 
 def build_trainer(
-    initial: InitialTaskModel, config: TaskConfig, recipe: FinetuningRecipe, world: World
+    initial: InitialTaskModel,
+    config: TaskConfig,
+    recipe: FinetuningRecipe,
+    world: World,
+    *,
+    followed: bool = False,
 ) -> tuple[Trainer, TaskModel]:
-    """Return the trainer, and its network in the form for prediction."""
+    """Return the trainer, and its network in the form for prediction.
+
+    `followed`: the weights are changed after each step.
+    """
     gpu, precision = world.device.type == "cuda", choose_precision(recipe.run.precision, world.device)
     network, seed = initial.network, recipe.run.seed
     if config.head.encoder == "lora":
@@ -229,13 +275,17 @@ def build_trainer(
     if one_graph and (recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)):
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)
-    # A step is recorded as a CUDA graph only with flash attention: other kernels read lengths on the CPU. Nor
-    # is it with fp16, since the CPU chooses the next loss scale after each step, nor with recomputed layers,
-    # since dropout's random state is read back, nor with gradients of other processes.
-    flash = gpu and precision == "bf16" and network.encoder.recordable(world.device)
-    recordable = one_graph and flash and OPTIMIZERS[recipe.optim.algorithm].recordable
-    recordable = recordable and not recipe.run.recompute and world.size == 1
-    graphs = recording_of(optimizer, world.device) if recordable else None
+    facts = StepFacts(
+        world.device,
+        precision,
+        recipe.optim.algorithm,
+        [network.encoder],
+        world.size,
+        one_graph,
+        recipe.run.recompute,
+        followed=followed,
+    )
+    graphs = None if why_not_recorded(facts) else recording_of(optimizer, world.device)
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
     loss_scale = loss_scaler(world.device, precision)
     trainer = Trainer(objective, optimizer, world, precision, clip_norm, guard, graphs, seed, loss_scale)

@@ -50,16 +50,22 @@ def likelihoods(engine: Engine, texts: Iterable[str], *, truncate: bool) -> list
         if not isinstance(text, str):
             what = f"is {type(text).__name__}, not a text"
             raise UserError(what, index=number, remedy="a text with a likelihood is a str")
-    sides = {np.sign(view.offset) for view in engine.network.encoder.word_views()}
-    is_pseudo = sides not in ({-1}, {1})  # each token is predicted from both sides
     with progress_bar("reading texts", len(several)) as advance:
         for first in range(0, len(several), WINDOW_TEXTS):
             read = engine.reader.tokenize(several[first : first + WINDOW_TEXTS], first=first)
             engine.reader.check(read, truncate=truncate, first=first)
             whole = [engine.reader.truncated(each) for each in read]
             scores = token_log_probabilities(engine, [each.encoded for each in whole], advance)
-            found += [_likelihood(*each, is_pseudo=is_pseudo) for each in zip(whole, scores, strict=True)]
+            found += [
+                _likelihood(*each, is_pseudo=is_pseudo(engine)) for each in zip(whole, scores, strict=True)
+            ]
     return found
+
+
+def is_pseudo(engine: Engine) -> bool:
+    """Return True if each token is predicted from both sides."""
+    sides = {np.sign(view.offset) for view in engine.network.encoder.word_views()}
+    return sides not in ({-1}, {1})
 
 
 def token_log_probabilities(

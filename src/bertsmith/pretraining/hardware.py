@@ -26,6 +26,7 @@ from bertsmith.objectives.step_memory import (
 from bertsmith.recipe.data_sections import Stage
 from bertsmith.recipe.model_section import keys_of
 from bertsmith.recipe.schema import Recipe
+from bertsmith.training.cuda_graphs import StepFacts, why_not_recorded
 from bertsmith.training.distributed import World
 from bertsmith.training.memory_share import plannable_gpu_bytes, share_of
 from bertsmith.training.optimizers import OPTIMIZERS, optimizer_text
@@ -90,7 +91,17 @@ def fit_machine(
     networks = [network] if other is None else [network, other]
     compiled = (run.compile == "on" or (run.compile == "auto" and on_gpu)) and all(map(can_compile, networks))
     load = training_load(recipe, networks, world, precision, compiled=compiled)
-    recorded = compiled and _recordable(recipe, networks, load, world)
+    facts = StepFacts(
+        world.device,
+        precision,
+        recipe.optim.algorithm,
+        [each.encoder for each in networks],
+        world.size,
+        compiled,
+        run.recompute,
+        run.spike_factor,
+    )
+    recorded = not why_not_recorded(facts) and _is_small(recipe, networks, load)
     multiples = _multiples(recipe, load, on_gpu=on_gpu, recorded=recorded)
     # The last tokens are for filler, so that a step of round size is still one pass.
     usual = GPU_MICRO_TOKENS + multiples.tokens if on_gpu else _cpu_micro_tokens(networks, load)
@@ -115,15 +126,8 @@ def fit_machine(
     )
 
 
-def _recordable(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad, world: World) -> bool:
-    """Whether steps can be recorded as CUDA graphs, and are so small that it is worth its filler."""
-    # Only with flash attention: other kernels read lengths on the CPU. Nor with fp16 or a rule for spikes,
-    # where the CPU decides after each step, nor where layers are recomputed, for which dropout's random state
-    # is read back, nor with gradients of other processes.
-    can = load.device == "cuda" and load.precision == "bf16" and OPTIMIZERS[recipe.optim.algorithm].recordable
-    can = can and recipe.run.spike_factor == "off" and not load.recompute and world.size == 1
-    if not can or not all(each.encoder.recordable(world.device) for each in networks):
-        return False
+def _is_small(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad) -> bool:
+    """Return True if a step is so small that it is worth a recording's filler."""
     tokens, sequences = step_size(recipe)
     return _flops(networks, load, tokens=tokens, sequences=sequences) < RECORDED_FLOPS
 

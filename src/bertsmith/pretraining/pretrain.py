@@ -1,37 +1,29 @@
 """The pre-training job: from a recipe, a store and a folder to a model, across interruptions.
 
-In this order: the command and its result, the loop over the steps of a run, the work after a step (metrics,
-checkpoints, rollbacks), and the finished model. `run_setup.py` sets up or resumes a run, and
-`run_evaluation.py` evaluates it.
+`training/job.py` tells the story of a run. In this order, this file has what pre-training adds: the command
+and its result, the request that builds a job (set up in `run_setup`, with the parts in `pretraining_parts`),
+its batches with their budget, and its results.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from bertsmith.core.errors import Diverged, UserError
+from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.core.measures import Declaration
 from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import reporting_dead_workers
 from bertsmith.objectives.registry import declaration
-from bertsmith.pretraining.hardware import (
-    MAX_EVALUATION_FRACTION,
-    affordable_evaluations,
-    kept_for_each_weight,
-    peak_of,
-    product_flops,
-)
-from bertsmith.pretraining.held_out import unigram_entropy
+from bertsmith.pretraining.hardware import kept_for_each_weight, product_flops
 from bertsmith.pretraining.initial_model import with_true_model
-from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, constant_prediction
-from bertsmith.pretraining.metrics_window import MetricsWindow
 from bertsmith.pretraining.pretrained_model import (
     RunFacts,
     check_held_out_is_finite,
@@ -39,45 +31,27 @@ from bertsmith.pretraining.pretrained_model import (
     whole_networks,
     write_results,
 )
-from bertsmith.pretraining.run_evaluation import (
-    evaluate_later_stages,
-    evaluate_run,
+from bertsmith.pretraining.pretraining_parts import (
+    HeldOutEvaluation,
+    LearningJudge,
+    MetricsWindow,
+    StepLoader,
     max_evaluation_seconds,
     plot_curves,
 )
-from bertsmith.pretraining.run_setup import (
-    NEVER_EARLY,
-    STORE_FILE,
-    EarlyStopping,
-    Request,
-    Run,
-    RunState,
-    StepLoader,
-    run_folder,
-    set_up,
-)
+from bertsmith.pretraining.run_setup import STORE_FILE, Run, begin_folder, run_folder, set_up
 from bertsmith.recipe.idle_keys import PRETRAINING_KEYS, free_at_resume
 from bertsmith.recipe.load import differences, load_recipe, preset_names
 from bertsmith.recipe.schema import Recipe
-from bertsmith.training.background_saving import BackgroundSaving
-from bertsmith.training.callbacks import ProgressCallback, StopRequested
-from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint
+from bertsmith.training.budget import Minutes
+from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.distributed import World, in_world
-from bertsmith.training.journal import METRICS_FILE, RunJournal, read_metrics
+from bertsmith.training.early_stopping import NEVER_EARLY, EarlyStopping
+from bertsmith.training.job import Cadence, Ending, Facts, Job, NextStep, Start, run_job
+from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.run_folder import RunFolder
-from bertsmith.training.trainer import (
-    Cadence,
-    Clock,
-    Due,
-    Progress,
-    StepReport,
-    same_bits,
-    skip_message,
-    training_steps,
-)
+from bertsmith.training.trainer import Clock, Progress
 
-EVALUATIONS = 10
-"""Maximum number of evaluations during a run if run.evaluate_every_steps is "auto"."""
 MIN_USEFUL_STEPS = 100
 """Steps before which a model has hardly learned word frequencies."""
 STEPS_TO_LEARN, USUAL_UTILISATION = 1_000, 0.4
@@ -133,48 +107,32 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
     clock = Clock() if started is None else Clock(started=started)
 
     def in_processes(world: World) -> PretrainingResult:
-        folder, true_recipe, opened = run_folder(out), with_true_model(recipe), TokenStore.open(store)
-        world.on_main(lambda: check_same_run(folder, true_recipe, opened))
-        if folder.ended_whole(world):
-            return _finished_before(folder, opened, world, callback)
-        return _run_to_its_end(Request(recipe, store, out, clock, early_stopping), world, callback)
+        opened, folder = TokenStore.open(store), run_folder(out)
+        request = PretrainingRequest(with_true_model(recipe), opened, folder, early_stopping)
+        ending = run_job(request, world, callback, clock=clock)
+        if ending.before and world.main:
+            onward = f"{_start_option(recipe)} {folder.model} and a new --out"
+            callback.on_message(f"to train on from its model: {onward}")
+        return _result_of(request, ending)
 
     return in_world(recipe.run.device, in_processes, recipe.run.patience_seconds)
 
 
-def _run_to_its_end(request: Request, world: World, callback: ProgressCallback) -> PretrainingResult:
-    folder, on_signal = run_folder(request.out), callback.on_signal if world.main else lambda _: None
-    with folder.locked(world), StopRequested(on_signal) as stop:
-        run, state = set_up(request, world, callback)
-        if said := world.on_main(folder.put_damaged_model_aside):
-            callback.on_message(said)
-        if world.main and run.recipe.run.budget == "minutes":
-            seconds = 60 * run.recipe.run.minutes
-            callback.on_deadline(max(0.0, seconds - run.clock()), seconds)
-        with (
-            same_bits(run.machine.deterministic),
-            RunJournal(folder.path, world, resume_step=state.progress.step) as journal,
-            reporting_dead_workers(),
-        ):
-            state.watch.read(read_metrics(folder.path))
-            if not state.progress.step:
-                _warn_of_small_budget(run)
-            ending = _train(run, state, journal, stop)
-            seconds = _finish(run, state, journal, ending)
-    progress = state.progress
+def _result_of(request: "PretrainingRequest", ending: Ending) -> PretrainingResult:
+    found, stopped = ending.result, ending.kind == "stopped"
     return PretrainingResult(
-        folder=folder.path,
-        state=ending,
-        steps=progress.step,
-        tokens=progress.tokens,
-        seconds=seconds,
-        declared=run.objective.declared,
-        held_out=state.held_out,
-        unigram_entropy=unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing),
-        saved_step=state.saved_step,
-        main_process=world.main,
-        held_out_before=_held_out_before(folder, run.recipe, progress.stage) if world.main else {},
-        early_end=state.early_end if ending == "stopped" else "",
+        folder=request.folder.path,
+        state="stopped" if stopped else "finished",
+        steps=found["steps"],
+        tokens=found["tokens"],
+        seconds=found["seconds"],
+        declared=declaration(request.recipe),
+        held_out=found["metrics"]["held-out"],
+        unigram_entropy=found["unigram_entropy"],
+        saved_step=ending.saved_step,
+        main_process=ending.main,
+        held_out_before=found["metrics"].get("held-out before", {}),
+        early_end=found["reason"] if stopped else "",
     )
 
 
@@ -199,134 +157,117 @@ def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None
         raise UserError(what, where=str(store_file), remedy=remedy)
 
 
-def _finished_before(
-    folder: RunFolder, store: TokenStore, world: World, callback: ProgressCallback
-) -> PretrainingResult:
-    """Return the result of a finished run without further work."""
-    newest = {line["kind"]: line for line in read_metrics(folder.path)}
-    if not newest.keys() >= {"train", "held-out"}:
-        remedy = "restore it from model/, or train anew in another folder"
-        where = str(folder.path / METRICS_FILE)
-        raise UserError("is gone or empty, though the run is finished", where=where, remedy=remedy)
-    last, held_out, recipe = newest["train"], newest["held-out"], load_recipe(folder.config)
-    if world.main:
-        callback.on_message(f"{folder.path} is finished already: nothing is left to do")
-        onward = f"{_start_option(recipe)} {folder.model} and a new --out"
-        callback.on_message(f"to train on from its model: {onward}")
-    return PretrainingResult(
-        folder=folder.path,
-        state="finished",
-        steps=last["step"],
-        tokens=last["tokens"],
-        seconds=newest.get("event", last)["seconds"],
-        declared=declaration(recipe),
-        held_out=_reported(held_out, recipe),
-        unigram_entropy=unigram_entropy(store.token_counts, recipe.masking.smoothing),
-        saved_step=last["step"],
-        main_process=world.main,
-        held_out_before=_held_out_before(folder, recipe, held_out.get("stage", 0)),
-    )
-
-
 def _start_option(recipe: Recipe) -> str:
     """Return the option that names the initial model: `distill` has another one."""
     return "--student" if recipe.examples.objective == "distilled" else "--from"
 
 
-def _held_out_before(folder: RunFolder, recipe: Recipe, stage: int) -> dict[str, float]:
-    """Return the initial model's metrics on a stage's sequences, from the journal."""
-    if recipe.start.model == "scratch":
-        return {}
-    lines = [line for line in read_metrics(folder.path) if line["kind"] == "held-out" and not line["step"]]
-    before = next((line for line in lines if line.get("stage", 0) == stage), {})
-    return _reported(before, recipe)
+# ---- the request
 
 
-def _reported(line: Mapping[str, Any], recipe: Recipe) -> dict[str, float]:
-    """Return the metrics of a held-out line of the journal."""
-    return {name: value for name, value in line.items() if name in declaration(recipe).reported}
+@dataclass(frozen=True, slots=True)
+class PretrainingRequest:
+    """A run that is asked for."""
+
+    recipe: Recipe
+    """Recipe with the true architecture of the initial model."""
+    store: TokenStore
+    folder: RunFolder
+    early_stopping: EarlyStopping = NEVER_EARLY
+    keeps_state: bool = True
+
+    def check_same_run(self) -> None:
+        """Raise if the folder contains a run with another recipe or store, or anything but a run."""
+        check_same_run(self.folder, self.recipe, self.store)
+
+    def goes_on(self) -> bool:
+        """Return False: a finished run has had its budget."""
+        return False
+
+    def build(self, start: Start) -> Job:
+        """Return the job, new or to be restored."""
+        run = set_up(self.recipe, self.store, self.folder, start)
+        settings, window, evaluation = self.recipe.run, MetricsWindow(run), HeldOutEvaluation(run)
+        judge = LearningJudge(run, self.early_stopping)
+        if isinstance(run.budget, Minutes):
+            seconds = 60 * run.budget.minutes
+            start.callback.on_deadline(max(0.0, seconds - start.clock()), seconds)
+        return Job(
+            run.trainer,
+            run.budget,
+            Cadence(
+                settings.log_every_steps,
+                save_every_seconds=60 * settings.save_every_minutes,
+                save_every_steps=settings.save_every_steps,
+                keep_last=settings.keep_last,
+                keep_at=settings.keep_at,
+                rollback_after=settings.rollback_after,
+            ),
+            partial(_batches, run, window, evaluation, judge),
+            window,
+            evaluation,
+            PretrainingResults(run, evaluation),
+            begin=lambda: begin_folder(run),
+            judge=judge,
+            after_launch=(run.average_weights, partial(_tell_steps_that_fit, run)),
+            notes=run.notes if start.resumes else (*run.notes, *_warn_of_small_budget(run)),
+            deterministic=run.machine.deterministic,
+        )
 
 
-# ---- the loop
+# ---- the batches and their budget
 
 
-def _train(
-    run: Run, state: RunState, journal: RunJournal, stop: StopRequested
-) -> Literal["finished", "stopped"]:
-    """Take the remaining steps of the budget, or fewer if the user asks to stop."""
-    if state.evaluation_due and not (
-        evaluate_later_stages(run, state, journal, stop) and evaluate_run(run, state, journal, stop)
-    ):
-        return "stopped"
-    clock = _start_budget(run, state)
-    cadence = _cadence(run, state, stop)
-    due_after = _averaging(run, cadence)
-    with closing(StepLoader(run)) as next_step, _saving(run) as saving:
-        steps = training_steps(run.trainer, next_step, state.progress, clock=clock, due_after=due_after)
-        for report in steps:
-            saving.check()
-            state.progress = report.progress
-            state.window.add(report)
-            run.show_progress(state.progress)
-            _tell_steps_that_fit(run, state.progress)
-            if report.skipped:
-                _handle_skipped_step(run, state, journal, report, saving)
-            if state.progress.step % run.recipe.run.log_every_steps == 0 or run.budget.spent(state.progress):
-                _log(run, state, journal, report)
-                _watch_learning(run, state, journal)
-            broken_off = report.due.evaluation and not evaluate_run(run, state, journal, stop)
-            if state.early_end:
-                stop.here = True  # after one more step, which may be launched already
-            if report.due.saving or broken_off:
-                _save(run, state, cadence, saving)
-            if report.due.stopping or broken_off:
-                return "stopped"
-    return "finished"
-
-
-def _start_budget(run: Run, state: RunState) -> Callable[[], float]:
-    """Set the budget's times that are known before the first step; return the clock of the steps."""
-    by_time = run.recipe.run.budget == "minutes"
-    # Ranks must agree on when a budget in minutes ends.
-    clock: Callable[[], float] = (lambda: run.world.broadcast(run.clock())) if by_time else run.clock
-    if by_time:
+@contextmanager
+def _batches(
+    run: Run, window: MetricsWindow, evaluation: HeldOutEvaluation, judge: LearningJudge, at: Progress
+) -> Iterator[NextStep]:
+    """Open the batches of a run, with the budget's times that are known before the first step."""
+    judge.watch.read(read_metrics(run.folder.path))
+    budget, clock, world = run.budget, run.start.clock, run.world
+    if isinstance(budget, Minutes):
         # Draw the nearly empty curves once: this loads matplotlib and measures the seconds for curves.
-        began = run.clock()
-        plot_curves(run, state)
-        run.budget.ending_seconds = run.world.broadcast(_ending_seconds(run, state) + run.clock() - began)
-    ready = clock()
-    run.budget.ready_seconds = None if run.machine.compiled else ready
-    state.window.since += ready - state.progress.seconds  # metrics do not include the set-up
-    return clock
+        began = clock()
+        plot_curves(run)
+        seconds = _ending_seconds(run, evaluation) + clock() - began
+        budget.ending_seconds = world.broadcast(seconds)
+    ready = world.broadcast(clock())
+    if isinstance(budget, Minutes):
+        budget.ready_seconds = None if run.machine.compiled else ready
+    window.sums.since += ready - at.seconds  # metrics do not include the set-up
+    with reporting_dead_workers(), closing(StepLoader(run)) as next_step:
+        yield next_step
 
 
-def _ending_seconds(run: Run, state: RunState) -> float:
+def _ending_seconds(run: Run, evaluation: HeldOutEvaluation) -> float:
     """Estimate the seconds for the end of a run without its curves: evaluation, checkpoint and model."""
     weights = sum(each.numel() for each in run.trainer.parameters())
     written = 4 * weights * (2 + kept_for_each_weight(run.recipe))  # plus the model
     limit = max_evaluation_seconds(run)
     both = limit * (1 + len(run.fixed_sets))
-    evaluation = state.evaluation_seconds or (both if isfinite(both) else 0.0)
-    return evaluation + written / BYTES_WRITTEN_A_SECOND + SECONDS_FOR_FILES
+    evaluated = evaluation.seconds or (both if isfinite(both) else 0.0)
+    return evaluated + written / BYTES_WRITTEN_A_SECOND + SECONDS_FOR_FILES
 
 
 def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
     """Report early how many steps fit into a budget in minutes, and the remedies if there are too few."""
-    steps, minutes = run.budget.steps_that_fit(progress), run.recipe.run.minutes
-    if steps is None or progress.step != (2 if run.machine.compiled else 1):
+    budget, minutes = run.budget, run.recipe.run.minutes
+    if not isinstance(budget, Minutes) or progress.step != (2 if run.machine.compiled else 1):
         return
-    each = run.budget.step_seconds(progress)
+    steps, each = budget.steps_that_fit(progress), budget.step_seconds(progress)
+    if steps is None:
+        return
     text = f"about {counted(steps, 'step')} of {each:.2g} seconds fit into {counted(minutes, 'minute')}"
     if steps < MIN_USEFUL_STEPS:
         text += (
             ", too few to learn much: allow more (--minutes), or take a smaller batch (--batch), "
             "shorter sequences (--max-length) or a smaller model (bertsmith recipe list)"
         )
-    run.report(text)
+    run.start.callback.on_message(text)
 
 
-def _warn_of_small_budget(run: Run) -> None:
-    """Warn before the first step if a preset gets too few tokens to learn from context, and suggest auto."""
+def _warn_of_small_budget(run: Run) -> Iterator[str]:
+    """Warn if a preset gets too few tokens to learn from context, and suggest auto."""
     recipe, stage = run.recipe, run.recipe.examples.stages[0]
     if (
         recipe.name not in preset_names()
@@ -339,7 +280,7 @@ def _warn_of_small_budget(run: Run) -> None:
     if affordable is None or affordable >= wanted:
         return
     budget = counted(getattr(recipe.run, recipe.run.budget), recipe.run.budget.removesuffix("s"))
-    run.report(
+    yield (
         f"{recipe.name} wants about {wanted / 1e6:,.3g} M tokens ({STEPS_TO_LEARN:,} steps of {step:,}) "
         f"before it learns from context, and about {affordable / 1e6:,.2g} M fit into {budget}: "
         "`bertsmith pretrain auto` chooses a recipe for such a budget"
@@ -349,7 +290,7 @@ def _warn_of_small_budget(run: Run) -> None:
 def affordable_tokens(run: Run, step_tokens: int) -> float | None:
     """Return the tokens of a run's budget; an estimate for a budget in minutes, None for an unknown GPU."""
     settings, stage = run.recipe.run, run.recipe.examples.stages[0]
-    if settings.budget != "minutes":
+    if not isinstance(run.budget, Minutes):
         return float(settings.tokens if settings.budget == "tokens" else settings.steps * step_tokens)
     products = product_flops(run.world.device)
     if products is None:
@@ -358,178 +299,65 @@ def affordable_tokens(run: Run, step_tokens: int) -> float | None:
     return USUAL_UTILISATION * products * run.world.size / flops * run.budget.step_limit
 
 
-def _cadence(run: Run, state: RunState, stop: StopRequested) -> Cadence:
-    """Return the cadence: evaluation by the recipe, saving by steps and by the clock, both at the end."""
-    settings, fraction = run.recipe.run, run.budget.fraction(state.progress)
-    by_time, times = settings.budget == "minutes", EVALUATIONS
-    if not by_time:
-        fixed = sum(each.sequences for each in run.fixed_sets)
-        times = min(times, affordable_evaluations(run.recipe, run.machine.evaluation_sequences + fixed))
-
-    def evaluates(progress: Progress) -> bool:
-        nonlocal fraction
-        before, fraction = fraction, run.budget.fraction(progress)
-        if settings.evaluate_every_steps == "auto":
-            due = int(fraction * times) > int(before * times)
-            # Skip an evaluation if they would take too much of the time; the main process's clock decides.
-            taken = state.all_evaluations_seconds + state.evaluation_seconds
-            affordable = taken <= MAX_EVALUATION_FRACTION * progress.seconds or not by_time
-            return due and run.world.broadcast(float(affordable)) > 0
-        return progress.step % settings.evaluate_every_steps == 0
-
-    return Cadence(
-        stop,
-        run.world,
-        ends=run.budget.spent,
-        at_the_end=Due(evaluation=True, saving=True),
-        evaluates=evaluates,
-        saves=lambda after: after.step % settings.save_every_steps == 0 or after.step in settings.keep_at,
-        save_every_seconds=60 * settings.save_every_minutes,
-        saved_seconds=state.progress.seconds,
-    )
+# ---- the results
 
 
-def _averaging(run: Run, cadence: Cadence) -> Callable[[Progress], Due]:
-    """Return a function that adds a step's weights to the average and returns the work due after it."""
+@dataclass(frozen=True, slots=True)
+class PretrainingResults:
+    """The model of a run, its card and its curves."""
 
-    def due_after(progress: Progress) -> Due:
-        run.average_weights(progress)  # the weights of the step that was just launched
-        return cadence.due_after(progress)
+    run: Run
+    evaluation: HeldOutEvaluation
 
-    return due_after
+    def stop(self, at: Progress, reason: str, journal: RunJournal, /) -> Facts:
+        """Draw the curves, and return the metrics so far."""
+        why = {"early_end": reason} if reason else {}
+        journal.write("event", at.step, {"state": "stopped", **why})
+        plot_curves(self.run)
+        return self._facts(at)
 
+    def finish(self, at: Progress, seconds: float, journal: RunJournal, /) -> Facts:
+        """Write the model and its card, and return the metrics of the last evaluation."""
+        run, world, facts = self.run, self.run.world, self._facts(at)
+        with run.averaged_weights():
+            networks = whole_networks(run.trainer)
+            world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
+            check_held_out_is_finite(self.evaluation.held_out, where=str(run.folder.path))
+            journal.write("event", at.step, {"state": "finished", "seconds": seconds})
+            told, tokenizer = self._run_facts(at, facts["metrics"]), run.store.tokenizer()
+            world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, told))
+            world.on_main(run.folder.write_manifest)
+        return facts
 
-# ---- metrics
+    def _facts(self, at: Progress) -> Facts:
+        metrics = {"held-out": self.evaluation.held_out}
+        if before := self._held_out_before(at):
+            metrics["held-out before"] = before
+        return {"metrics": metrics, "unigram_entropy": self.run.unigram_entropy}
 
+    def _held_out_before(self, at: Progress) -> dict[str, float]:
+        """Return the initial model's metrics on the last stage's sequences, from the journal."""
+        run = self.run
+        if run.recipe.start.model == "scratch" or not run.world.main:
+            return {}
+        lines = [line for line in read_metrics(run.folder.path) if line["kind"] == "held-out"]
+        before = (line for line in lines if not line["step"] and line.get("stage", 0) == at.stage)
+        reported = run.objective.declared.reported
+        return {name: value for name, value in next(before, {}).items() if name in reported}
 
-def _log(run: Run, state: RunState, journal: RunJournal, report: StepReport) -> None:
-    """Write a line of metrics and begin a new window."""
-    window, progress = state.window, report.progress
-    values = window.metrics(run.trainer, report)
-    peak = peak_of(run.world.device)
-    if peak is not None and window.tokens:
-        size = run.world.size
-        predicted = int(window.counts.get("masked", 0.0) * size)
-        flops = run.objective.flops(window.tokens, window.sequences * size, predicted)
-        seconds = window.tokens / values["tokens_per_second"]
-        values["mfu"] = round(flops / seconds / (peak * size), 4)
-    state.window = MetricsWindow.empty(run.objective.declared, since=progress.seconds)
-    state.watch.add(progress.step, values)
-    journal.write("train", progress.step, values)
-    if run.world.main:
-        shown = {"step": progress.step, "eta_seconds": run.budget.seconds_remaining(progress), **values}
-        run.callback.on_step(run.budget.fraction(progress), shown)
-
-
-def _watch_learning(run: Run, state: RunState, journal: RunJournal) -> None:
-    """Warn of a run's problems as soon as they are seen; end a flat run early if that was requested."""
-    watch, plateau = state.watch, None
-    if run.objective.declared.baseline == "unigram":
-        plateau = watch.plateau(run.budget.fraction(state.progress))
-    for finding in filter(None, (watch.explosion(), plateau)):
-        if finding.kind in watch.told:
-            continue
-        watch.told.add(finding.kind)
-        text = finding.text
-        if finding.kind == "plateau":
-            token = constant_prediction(run.trainer, run.held_out_set(state.progress.stage))
-            if token is not None:
-                text += (
-                    f"; the decoder is dead: it predicts {run.store.tokenizer().token(token)!r} everywhere"
-                )
-            text += f"; {WHAT_TO_TRY}"
-        journal.write("event", state.progress.step, {"warning": finding.kind, "text": text})
-        run.report(text)
-    if plateau is not None and run.early_stopping.if_flat:
-        state.early_end = plateau.text
-
-
-# ---- checkpoints
-
-
-def _saving(run: Run) -> BackgroundSaving:
-    settings = run.recipe.run
-    return BackgroundSaving(run.folder.checkpoints, run.trainer, settings.keep_last, settings.keep_at)
-
-
-def _save(run: Run, state: RunState, cadence: Cadence, saving: BackgroundSaving) -> None:
-    progress = state.progress
-    # Between skipped steps the weights may be broken: keep the state before them as the latest.
-    if state.saved_step == progress.step or progress.skipped_in_a_row:
-        return
-    scalars = {
-        "window": asdict(state.window.over_all_ranks(run.world)),
-        "norms": list(run.trainer.guard.norms),
-        "held_out": state.held_out,
-        "evaluation_due": state.evaluation_due,
-        "micro_tokens": run.machine.micro_tokens,  # other micro-batches would round differently
-    }
-    saving.save(TrainingState.at(progress, scalars))
-    state.saved_step, cadence.saved_seconds = progress.step, progress.seconds
-
-
-def _handle_skipped_step(
-    run: Run, state: RunState, journal: RunJournal, report: StepReport, saving: BackgroundSaving
-) -> None:
-    """Report a skipped step; after several in a row, load the last saved weights."""
-    step, row = state.progress.step, state.progress.skipped_in_a_row
-    journal.write("event", step, {"skipped": report.skipped, "norm": report.gradient_norm})
-    run.report(skip_message(report, run.trainer))
-    if report.skipped not in ("taken back", "overflow") and row % run.recipe.run.rollback_after == 0:
-        saving.wait()
-        _roll_back(run, state, journal)
-
-
-def _roll_back(run: Run, state: RunState, journal: RunJournal) -> None:
-    """Load the last saved weights, but continue with new data: the same batches would fail again."""
-    step, row = state.progress.step, state.progress.skipped_in_a_row
-    saved = latest_state(run.folder.checkpoints, run.world)
-    if saved is None or saved.state.step == state.rolled_back_to:
-        what = f"{row} steps in a row had no usable gradient, and there is no other state to go back to"
-        raise Diverged(what, where=f"step {step}", remedy="lower optim.peak_lr or raise run.spike_factor")
-    state.rolled_back_to = saved.state.step
-    load_checkpoint(saved, run.trainer)
-    run.trainer.guard.rollbacks += 1  # a pending step used the old weights
-    journal.write("event", step, {"rolled_back_to": saved.state.step})
-    run.report(f"the weights of step {saved.state.step} were loaded again; the data move on")
-
-
-# ---- the end
-
-
-def _finish(run: Run, state: RunState, journal: RunJournal, ending: Literal["finished", "stopped"]) -> float:
-    """Write the model and its card, or the curves of a stopped run; return the run's seconds."""
-    step = state.progress.step
-    if ending == "stopped":
-        why = {"early_end": state.early_end} if state.early_end else {}
-        journal.write("event", step, {"state": ending, **why})
-        plot_curves(run, state)
-        return run.clock()
-    with run.averaged_weights():
-        networks = whole_networks(run.trainer)
-        run.world.on_main(lambda: check_weights_are_finite(networks.values(), where=str(run.folder.path)))
-        check_held_out_is_finite(state.held_out, where=str(run.folder.path))
-        seconds = round(run.clock(), 3)
-        journal.write("event", step, {"state": ending, "seconds": seconds})
-        facts, tokenizer = _run_facts(run, state), run.store.tokenizer()
-        run.world.on_main(lambda: write_results(run.folder.path, run.recipe, networks, tokenizer, facts))
-        run.world.on_main(run.folder.write_manifest)
-    return seconds
-
-
-def _run_facts(run: Run, state: RunState) -> RunFacts:
-    progress, device = state.progress, run.world.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    manifest = run.store.manifest
-    return RunFacts(
-        steps=progress.step,
-        tokens=progress.tokens,
-        seconds=progress.seconds,
-        skipped=progress.skipped,
-        device=f"{run.world.size} x {name}",
-        corpus={key: getattr(manifest, key) for key in ("documents", "sentences", "tokens")},
-        held_out=state.held_out,
-        unigram_entropy=unigram_entropy(run.store.token_counts, run.recipe.masking.smoothing),
-        notes=run.notes,
-        held_out_before=_held_out_before(run.folder, run.recipe, progress.stage) if run.world.main else {},
-    )
+    def _run_facts(self, at: Progress, metrics: dict[str, dict[str, float]]) -> RunFacts:
+        run, device = self.run, self.run.world.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+        manifest = run.store.manifest
+        return RunFacts(
+            steps=at.step,
+            tokens=at.tokens,
+            seconds=at.seconds,
+            skipped=at.skipped,
+            device=f"{run.world.size} x {name}",
+            corpus={key: getattr(manifest, key) for key in ("documents", "sentences", "tokens")},
+            held_out=metrics["held-out"],
+            unigram_entropy=run.unigram_entropy,
+            notes=run.notes,
+            held_out_before=metrics.get("held-out before", {}),
+        )

@@ -20,24 +20,12 @@ from bertsmith.recipe.load import leaves
 from bertsmith.recipe.section import Section
 from bertsmith.training.callbacks import ProgressCallback
 
-COMPUTES: dict[str, dict[str, int]] = {
-    "kind": dict.fromkeys(("pretrain", "finetune"), 1),
-    "objective": dict.fromkeys(("masked", "left-to-right", "right-to-left", "replaced", "distilled"), 1),
-    "architecture": dict.fromkeys(
-        (
-            *("bert", "roberta", "albert", "distilbert", "ernie", "electra", "modernbert"),
-            *("xlm-roberta", "camembert", "deberta-v2"),
-        ),
-        1,
-    ),
-    "optimiser": dict.fromkeys(("adamw", "lamb", "muon"), 1),
-    "task": dict.fromkeys(("classify", "multilabel", "regress", "tag", "span", "choice"), 1),
-}
-"""Version of what each part of the code computes: raise it if the part computes something else on purpose.
+COMPUTES: dict[str, int] = {}
+"""Version of what a part of the code computes, by names such as "objective masked"; 1 if it is not listed.
 
-Cells of the old version are then made anew. A test compares the losses of a few steps with stored ones."""
-
-INERT: dict[str, Any] = {}
+Raise it if the part computes something else on purpose: cells of the old version are then made anew. A test
+compares the losses of a few steps of each part with stored ones."""
+INERT: dict[str, Any] = {"pretrain model.cell": 4096}
 """Value of a new recipe key, by kind and key ("pretrain examples.new"), with which a run is as before the key
 existed. A key with this value is left out of the hash, so that older cells stay valid."""
 
@@ -123,8 +111,8 @@ class Kind:
     name: str
     run: Callable[[Work], Result | None]
     """Do the work, or resume it; return None if it was asked to stop before its end."""
-    parts: Callable[["Stage"], Mapping[str, str]]
-    """Return the parts of the code that compute the result, as group and name (`COMPUTES`)."""
+    parts: Callable[["Stage"], list[str]]
+    """Return the names of the parts of the code that compute the result (`COMPUTES`)."""
     idle: Callable[[Any], frozenset[str]]
     """Return the keys of a recipe that do not decide the result."""
     work: Callable[["Stage"], float]
@@ -154,9 +142,7 @@ class Stage:
         inert = {key for key, value in values.items() if INERT.get(f"{kind} {key}", ...) == value}
         return {
             "kind": kind,
-            "computes": {
-                f"{group} {name}": COMPUTES[group][name] for group, name in self.kind.parts(self).items()
-            },
+            "computes": {part: COMPUTES.get(part, 1) for part in self.kind.parts(self)},
             "recipe": {key: value for key, value in values.items() if key not in idle | inert},
             "data": dict(self.data.content),
             "inputs": {

@@ -7,7 +7,7 @@ share the first training.
 
 import shutil
 from copy import deepcopy
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +21,6 @@ from bertsmith.finetuning.assignment import (
 )
 from bertsmith.finetuning.finetune import FinetuningResult, Preparation, finetune
 from bertsmith.finetuning.finetuning_setup import Run
-from bertsmith.finetuning.finetuning_state import RunState
-from bertsmith.finetuning.run_warnings import total_steps
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.loaded_model import load
 from bertsmith.inference.task_model import task_model_of
@@ -52,6 +50,7 @@ from bertsmith.tasks.task import Task
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.distributed import refuse_several_processes
 from bertsmith.training.run_folder import RunFolder
+from bertsmith.training.trainer import Progress
 
 ASSIGNMENT, RESULT, WORK, MASK_FILE = "pruning.json", "result.json", "work", "mask.safetensors"
 Retraining = Literal["weights", "rate", "finetune"]
@@ -185,13 +184,8 @@ class _Job:
 
     def gradual(self) -> None:
         """Train once, while more and more weights become zero."""
-        request, (sparsity,) = self.request, self.request.sparsities
-
-        def prepare(run: Run, state: RunState) -> None:
-            schedule = GradualSchedule(sparsity, total_steps(run.batches, run.recipe))
-            _mask_after_steps(run, state, schedule)
-
-        trained = self._train(request.out / WORK / "gradual", request.model, request.recipe, prepare)
+        request, masks = self.request, GradualMasks(0.0, self.request.sparsities[0])
+        trained = self._train(request.out / WORK / "gradual", request.model, request.recipe, masks)
         self._keep_best(request.out, {"gradual": trained}, of=["gradual"])
 
     # ---- pruning after training
@@ -200,12 +194,8 @@ class _Job:
         """Train once; for each sparsity prune, train again by each method and keep the best."""
         request = self.request
         early = request.out / WORK / "early.safetensors"
-
-        def keep_early_weights(run: Run, state: RunState) -> None:
-            _save_after_step(run, state, _rewinding_step(run, rewind), early)
-
         begun = request.out / WORK / "dense"
-        dense = self._train(begun, request.model, request.recipe, keep_early_weights)
+        dense = self._train(begun, request.model, request.recipe, EarlyWeights(rewind, early))
         for sparsity, place in request.places.items():
             if not (place / RESULT).is_file():
                 if len(request.sparsities) > 1:
@@ -231,7 +221,7 @@ class _Job:
                 place = self.request.places[sparsity] / WORK / name
                 zeros = cubic_sparsity(sparsity, number / self.request.rounds)
                 initial = _pruned(place / "initial", trained, zeros, early if method == "weights" else None)
-                found[name] = self._train(place, initial, self._recipe_of(method), _begin_at(rewind))
+                found[name] = self._train(place, initial, self._recipe_of(method), KeptMasks(rewind))
                 trained = found[name].folder
         return found
 
@@ -315,34 +305,67 @@ class GradualSchedule:
         return cubic_sparsity(self.final, (taken - first) / (self.last - first))
 
 
-def _mask_after_steps(run: Run, state: RunState, schedule: GradualSchedule | None = None) -> None:
-    """Keep zero weights at zero after each step; with a schedule, set more weights to zero when due."""
-    weights = prunable_weights(network_of(run.model))
-    masks, taken = masks_of(weights), _steps_taken(state)
+@dataclass
+class KeptMasks:
+    """Keeps zero weights at zero while the others are trained again."""
 
-    def mask(*_: object) -> None:
-        nonlocal taken, masks
-        taken += 1
-        if schedule is not None and schedule.is_due(taken):
-            masks = magnitude_masks(weights, schedule.sparsity(taken))
-        apply_masks(weights, masks)
+    rewind: float
+    """Fraction of the schedule at which a new run begins."""
 
-    run.trainer.optimizer.register_step_post_hook(mask)
+    def first_step(self, steps: int) -> int:
+        """Return the step to begin at, with its examples and learning rate."""
+        return rewinding_step(self.rewind, steps)
+
+    def begin(self, run: Run, _at: Progress, /) -> None:
+        """Take the masks from the weights."""
+        self.weights = prunable_weights(network_of(run.model))
+        self.masks = masks_of(self.weights)
+
+    def after_launch(self, _at: Progress, /) -> None:
+        """Apply the masks."""
+        apply_masks(self.weights, self.masks)
 
 
-def _save_after_step(run: Run, state: RunState, step: int, file: Path) -> None:
-    """Save the weights after this step, unless a resumed run is past it."""
-    taken = _steps_taken(state)
+@dataclass
+class GradualMasks(KeptMasks):
+    """Sets more and more weights to zero while a model is trained."""
 
-    def save(*_: object) -> None:
-        nonlocal taken
-        taken += 1
-        if taken == step:
-            _write_weights(run, file)
+    final: float
+    """Sparsity at the end."""
 
-    if step == 0 and not file.exists():
-        _write_weights(run, file)
-    run.trainer.optimizer.register_step_post_hook(save)
+    def begin(self, run: Run, at: Progress, /) -> None:
+        """Take the masks from the weights, and the schedule from the run."""
+        super().begin(run, at)
+        self.schedule = GradualSchedule(self.final, run.budget.steps)
+
+    def after_launch(self, at: Progress, /) -> None:
+        """Apply the masks, and compute new ones when these are due."""
+        if self.schedule.is_due(at.step):
+            self.masks = magnitude_masks(self.weights, self.schedule.sparsity(at.step))
+        super().after_launch(at)
+
+
+@dataclass
+class EarlyWeights:
+    """Writes the weights of an early step, to which later trainings go back."""
+
+    rewind: float
+    file: Path
+
+    def first_step(self, _steps: int, /) -> int:
+        """Return 0."""
+        return 0
+
+    def begin(self, run: Run, at: Progress) -> None:
+        """Write the weights if they are those before the first step."""
+        self.run, self.step = run, rewinding_step(self.rewind, run.budget.steps)
+        if not at.step:
+            self.after_launch(at)
+
+    def after_launch(self, at: Progress) -> None:
+        """Write the weights if this is their step."""
+        if at.step == self.step:
+            _write_weights(self.run, self.file)
 
 
 def _write_weights(run: Run, file: Path) -> None:
@@ -356,22 +379,6 @@ def _write_weights(run: Run, file: Path) -> None:
         write_safetensors(fresh, weights)
 
 
-def _begin_at(rewind: float) -> Preparation:
-    """Prepare a run of sparse weights to begin at a later step of its schedule, with that step's examples."""
-
-    def prepare(run: Run, state: RunState) -> None:
-        if state.progress.step == 0:
-            state.progress = replace(state.progress, step=_rewinding_step(run, rewind))
-        _mask_after_steps(run, state)
-
-    return prepare
-
-
-def _rewinding_step(run: Run, rewind: float) -> int:
-    steps = total_steps(run.batches, run.recipe)
+def rewinding_step(rewind: float, steps: int) -> int:
+    """Return the step at this fraction of a schedule of this many steps."""
     return min(round(rewind * steps), steps - 1)
-
-
-def _steps_taken(state: RunState) -> int:
-    """Return the number of steps that changed the weights."""
-    return state.progress.step - state.progress.skipped

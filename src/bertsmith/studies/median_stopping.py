@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bertsmith.core.measures import Metric
-from bertsmith.finetuning.finetuning_state import EarlyEnd
+from bertsmith.training.early_stopping import EarlyEnd
 
 MIN_TRIALS = 3
 """Minimum number of completed trials for a meaningful median; Vizier's paper leaves it open."""

@@ -19,12 +19,13 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.pretrain import check_same_run, pretrain
-from bertsmith.pretraining.run_setup import EarlyStopping, run_folder
+from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.recipe.schema import Recipe
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
 from bertsmith.studies.sweep import Stopped, check_no_stop
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
 from bertsmith.training.distributed import refuse_several_processes
+from bertsmith.training.early_stopping import EarlyStopping
 from bertsmith.training.journal import read_metrics
 
 SWEEP_FILE, PICTURE_FILE = "sweep.json", "sweep.png"

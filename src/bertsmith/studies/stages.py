@@ -17,7 +17,6 @@ from bertsmith.finetuning.assignment import Assignment, hashes_of, hashes_of_fil
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.model_path import model_folder
-from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.pretraining.hardware import step_size
 from bertsmith.pretraining.pretrain import pretrain
@@ -132,15 +131,10 @@ def _idle_in_pretraining(recipe: Recipe) -> frozenset[str]:
     return idle_in_cells(PRETRAINING_KEYS) | others | inputs | model
 
 
-def _parts_of_pretraining(stage: Stage) -> dict[str, str]:
+def _parts_of_pretraining(stage: Stage) -> list[str]:
     recipe = cast(Recipe, stage.recipe)
-    optimiser = recipe.optim.algorithm
-    return {
-        "kind": "pretrain",
-        "objective": recipe.examples.objective,
-        "architecture": _architecture(stage),
-        "optimiser": optimiser,
-    }
+    objective, optimiser = recipe.examples.objective, recipe.optim.algorithm
+    return ["kind pretrain", f"objective {objective}", f"optimiser {optimiser}", _architecture(stage)]
 
 
 def _operations_of_pretraining(stage: Stage) -> float:
@@ -186,13 +180,10 @@ def _idle_in_finetuning(_: FinetuningRecipe) -> frozenset[str]:
     return idle_in_cells(FINETUNING_KEYS) | {"distill.teachers"}
 
 
-def _parts_of_finetuning(stage: Stage) -> dict[str, str]:
-    return {
-        "kind": "finetune",
-        "task": task_of(stage).kind.name,
-        "architecture": _architecture(stage),
-        "optimiser": cast(FinetuningRecipe, stage.recipe).optim.algorithm,
-    }
+def _parts_of_finetuning(stage: Stage) -> list[str]:
+    optimiser = cast(FinetuningRecipe, stage.recipe).optim.algorithm
+    task = task_of(stage).kind.name
+    return ["kind finetune", f"task {task}", f"optimiser {optimiser}", _architecture(stage)]
 
 
 def _operations_of_finetuning(stage: Stage) -> float:
@@ -234,15 +225,14 @@ FINETUNE = Kind(
 
 
 def _architecture(stage: Stage) -> str:
-    """Return the model_type of what a stage trains."""
+    """Return the architecture of what a stage trains, as a part of the code."""
     model = stage.inputs.get(MODEL)
     if isinstance(model, Stage):
         return _architecture(model)
     if model is not None:
         config = read_json(transformer_folder(model.folder) / "config.json", remedy="give a model folder")
-        found = str(config.get("base_model_type", config.get("model_type")))
-        return found if found in ARCHITECTURES else "bert"
-    return str(cast(Recipe, stage.recipe).model.type)
+        return f"architecture {config.get('base_model_type', config.get('model_type'))}"
+    return f"architecture {cast(Recipe, stage.recipe).model.type}"
 
 
 def _parameters(stage: Stage) -> float:

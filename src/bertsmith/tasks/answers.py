@@ -293,6 +293,17 @@ def squad_scores(
     return report
 
 
+def question_scores(
+    questions: Sequence[Question], answers: Mapping[str, str]
+) -> dict[str, NDArray[np.float64]]:
+    """Return exact match and F1 of each question, whose means are those of `squad_scores`, as fractions."""
+    found = _raw_scores(questions, answers)
+    return {
+        metric: np.array([found[metric].get(question.key, 0.0) for question in questions])
+        for metric in SQUAD_METRICS
+    }
+
+
 def best_threshold(
     questions: Sequence[Question],
     answers: Mapping[str, str],

@@ -63,6 +63,38 @@ def _squad(system: str, exact: float, f1: float, split: str, source: str) -> tup
     return tuple(PublishedScore(system, metric, value, split, source) for metric, value in metrics)
 
 
+_BABYLM = "BabyLM evaluation"
+_BLIMP = (
+    ("human", 88.6, "forced choice; Warstadt et al. 2020"),
+    ("RoBERTa-large", 86.5, "pseudo-log-likelihood; awslabs/mlm-scoring"),
+    ("BERT-Base", 84.2, "pseudo-log-likelihood; Salazar et al. 2020, cited at second hand"),
+    ("GPT-2 345M", 82.6, "log-likelihood; awslabs/mlm-scoring"),
+    ("GPT-BERT 119M, 100 M words", 86.1, "BabyLM winner 2024; arXiv 2410.24159, cited at second hand"),
+    ("GPT-BERT causal, 100 M words, 10 passes", 79.3, f"log-likelihood; {_BABYLM} 2025"),
+    ("GPT-BERT mixed, 100 M words, 10 passes", 78.4, f"log-likelihood; {_BABYLM} 2025"),
+    ("GPT-BERT masked, 100 M words, 10 passes", 74.6, f"log-likelihood; {_BABYLM} 2025"),
+    ("OPT-125M, 100 M words", 75.3, f"mean of 12 groups; {_BABYLM} 2023"),
+    ("RoBERTa-base, 100 M words", 75.1, f"mean of 12 groups; {_BABYLM} 2023"),
+    ("GPT-2 small, 100 M words, 10 passes", 75.1, f"log-likelihood; {_BABYLM} 2025"),
+    ("BabyLlama, 100 M words", 73.1, f"log-likelihood; {_BABYLM} 2024"),
+    ("LTG-BERT, 100 M words, 20 passes", 69.2, f"pseudo-log-likelihood; {_BABYLM} 2024"),
+)
+_BLIMP_HUMANS = {
+    "anaphor_agreement": 97.5,
+    "argument_structure": 90.0,
+    "binding": 87.3,
+    "control_raising": 83.9,
+    "determiner_noun_agreement": 92.2,
+    "ellipsis": 85.0,
+    "filler_gap_dependency": 86.9,
+    "irregular_forms": 97.0,
+    "island_effects": 84.9,
+    "npi_licensing": 88.1,
+    "quantifiers": 86.6,
+    "subject_verb_agreement": 90.9,
+}
+"""Means over sets of the summary in alexwarstadt/blimp, raw_results/summary/human_validation_summary.csv."""
+
 PUBLISHED_SCORES: Mapping[str, tuple[PublishedScore, ...]] = {
     **_glue(),
     "squad": (
@@ -99,8 +131,13 @@ PUBLISHED_SCORES: Mapping[str, tuple[PublishedScore, ...]] = {
         PublishedScore(system, "accuracy", value, "dev", "Lan et al. 2019, table 2")
         for system, value in (("BERT Large", 73.9), ("BERT Base", 68.2))
     ),
+    "blimp": tuple(PublishedScore(system, "accuracy", value, "all", how) for system, value, how in _BLIMP),
+    **{
+        f"blimp-{name}": (PublishedScore("human", "accuracy", value, "all", _BLIMP[0][2]),)
+        for name, value in _BLIMP_HUMANS.items()
+    },
 }
-"""Results by task name; MNLI's second set is mnli-mismatched."""
+"""Results by task name; MNLI's second set is mnli-mismatched, a phenomenon of BLiMP blimp-binding."""
 
 
 def published_lines(task: str, split: str = "dev") -> list[str]:

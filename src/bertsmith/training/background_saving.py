@@ -6,7 +6,7 @@ state is written before the next step.
 """
 
 import logging
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -57,18 +57,23 @@ class BackgroundSaving:
         elif self._pending is not None and (error := self._pending.exception()) is not None:
             log.error("%s", error)
 
-    def save(self, state: TrainingState) -> None:
-        """Save the current weights and moments with a state, and remove states that are not to be kept."""
+    def save(self, state: TrainingState, then: Sequence[Callable[[], None]] = ()) -> None:
+        """Save the current weights and moments with a state, and remove states that are not to be kept.
+
+        The functions `then` are called when the state is on the disk.
+        """
         self.wait()
         copies = self._copies(state_tensors(self.trainer.objective, self.trainer.optimizer))
         if copies is None:
             keep_last, keep_at = self.keep_last, self.keep_at
             save_checkpoint(self.folder, state, self.trainer, keep_last=keep_last, keep_at=keep_at)
+            for follow in then:
+                follow()
             return
         state = with_counters(state, self.trainer)
         if self._stream is not None:
             self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        self._pending = self._thread.submit(self._write, state, copies)
+        self._pending = self._thread.submit(self._write, state, copies, then)
 
     def wait(self) -> None:
         """Wait until the last state is on the disk; raise the error of its writing, if any."""
@@ -102,10 +107,14 @@ class BackgroundSaving:
         # torch hands out streams of one priority in turn: a default one might be the one that records steps.
         return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
-    def _write(self, state: TrainingState, copies: dict[str, Tensor]) -> None:
+    def _write(
+        self, state: TrainingState, copies: dict[str, Tensor], then: Sequence[Callable[[], None]]
+    ) -> None:
         with torch.cuda.stream(self._stream):
             save_state(self.folder, state, copies, self.trainer.world)
         prune(self.folder, keep_last=self.keep_last, keep_at=self.keep_at)
+        for follow in then:
+            follow()
 
 
 def room_for_copies(tensors: dict[str, Tensor], world: World) -> bool:

@@ -4,14 +4,17 @@ The first step of a new batch size is taken without a graph, which also compiles
 recorded, and later ones replay the recording.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from bertsmith.model.encoder import Encoder
 from bertsmith.model.torch_internals import own_workspaces
+from bertsmith.recipe.optim_section import Algorithm
+from bertsmith.training.optimizers import OPTIMIZERS
 
 Sizes = tuple[Any, ...]
 
@@ -93,6 +96,42 @@ class StepGraphs:
         with own_workspaces(), whole:
             numbers = learn(kept_micro, kept_scales)
         return _Recording(graph, kept_micro, kept_scales, numbers)
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """Facts that decide whether a job's steps can be recorded."""
+
+    device: torch.device
+    precision: Literal["fp32", "bf16", "fp16"]
+    algorithm: Algorithm
+    encoders: Sequence[Encoder]
+    processes: int
+    one_graph: bool
+    """True if the objective is one graph: an LSTM cannot be part of one."""
+    recompute: bool = False
+    spike_factor: float | Literal["off"] = "off"
+    followed: bool = False
+    """True if Python changes the weights after each step."""
+
+
+def why_not_recorded(facts: StepFacts) -> str:
+    """Return the reason why steps cannot be recorded, or "" if they can."""
+    reasons = {
+        "there is no GPU": facts.device.type != "cuda",
+        "the objective is not one graph": not facts.one_graph,
+        # With fp16 the CPU chooses the next loss scale after each step.
+        f"precision is {facts.precision}, not bf16": facts.precision != "bf16",
+        f"{facts.algorithm} reads numbers back": not OPTIMIZERS[facts.algorithm].recordable,
+        "gradients come from other processes": facts.processes > 1,
+        "dropout's random state is read back where layers are recomputed": facts.recompute,
+        "run.spike_factor reads the gradient norm back": facts.spike_factor != "off",
+        "the weights are changed after each step": facts.followed,
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), "")
+    # Other kernels than flash attention read lengths on the CPU.
+    flash = reason or all(encoder.recordable(facts.device) for encoder in facts.encoders)
+    return reason if flash else "flash attention does not take the heads"
 
 
 def recording_of(optimizer: torch.optim.Optimizer, device: torch.device) -> StepGraphs:

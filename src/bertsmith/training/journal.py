@@ -112,19 +112,25 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 def write_versions(folder: Path) -> None:
     """Write versions.json and source.sha256: the libraries, the machine and the code behind a run."""
-    names = ("torch", "numpy", "tokenizers")
-    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     versions = {
         "bertsmith": VERSION,
         "python": platform.python_version(),
-        **{name: version(name) for name in names},
+        **{name: version(name) for name in ("torch", "numpy", "tokenizers")},
         "cuda": torch.version.cuda or "none",
+        **machine(),
+    }
+    write_json(folder / "versions.json", versions)
+    write_text(folder / "source.sha256", package_hash() + "\n")
+
+
+def machine() -> dict[str, str | int]:
+    """Return the machine that runs this process: system, GPUs or processor, and threads."""
+    gpus = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return {
         "platform": platform.platform(),
         "device": ", ".join(gpus) or platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
     }
-    write_json(folder / "versions.json", versions)
-    write_text(folder / "source.sha256", package_hash() + "\n")
 
 
 @cache

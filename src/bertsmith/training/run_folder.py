@@ -56,6 +56,11 @@ class RunFolder:
         return self.path / self.config_file
 
     @property
+    def result(self) -> Path:
+        """Return the file that a run writes last."""
+        return self.path / self.result_file
+
+    @property
     def begun(self) -> bool:
         """True if a run has begun in this folder."""
         return self.config.is_file()
@@ -63,7 +68,7 @@ class RunFolder:
     @property
     def finished(self) -> bool:
         """True if the run in this folder is finished."""
-        return (self.path / self.result_file).is_file()
+        return self.result.is_file()
 
     def write_manifest(self) -> None:
         """Write the checksums of the finished model's files."""

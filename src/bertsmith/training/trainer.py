@@ -28,7 +28,6 @@ from bertsmith.model.torch_internals import (
     onednn_is_enabled,
 )
 from bertsmith.packed import copied_to_host
-from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.cuda_graphs import RecordedMicro, StepGraphs
 from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm
 from bertsmith.training.weight_average import WeightAverage
@@ -145,32 +144,6 @@ class Due:
     def anything(self) -> bool:
         """True if anything is due, so that the next step must wait."""
         return self.evaluation or self.saving or self.stopping
-
-
-@dataclass
-class Cadence:
-    """Decides what is due after each step; every rank must ask once per step, and all get the same answer."""
-
-    stop: StopRequested
-    world: World
-    ends: Callable[[Progress], bool]
-    at_the_end: Due = Due()
-    evaluates: Callable[[Progress], bool] = lambda _: False
-    saves: Callable[[Progress], bool] = lambda _: False
-    """Returns True for a step after which a state is saved regardless of the clock."""
-    save_every_seconds: float = math.inf
-    saved_seconds: float = 0.0
-    """Seconds of the run at its last saving; set by the job."""
-
-    def due_after(self, progress: Progress) -> Due:
-        """Return what is due after the step that led to this progress."""
-        if self.ends(progress):
-            return self.at_the_end
-        # Read once: a signal may arrive at any moment, and a run must save before it stops.
-        stopping = self.stop.anywhere(self.world)
-        late = progress.seconds - self.saved_seconds >= self.save_every_seconds
-        late = self.world.broadcast(float(late)) > 0  # the main process's clock decides for all
-        return Due(self.evaluates(progress), stopping or self.saves(progress) or late, stopping)
 
 
 START, NOTHING_DUE = Progress(), Due()

@@ -49,7 +49,7 @@ def test_every_step_is_a_command_and_the_table_is_what_was_measured(capsys, monk
     for start, row in (("fresh", "fresh weights"), ("pretrained", "the model that has read the village")):
         result = json.loads((tmp_path / "shown" / f"trades-{start}" / "result.json").read_text())
         (line,) = (line for line in told.out.splitlines() if row in line and "│" in line)
-        assert f"{result['measures']['dev']['accuracy']:.1%}" in line
+        assert f"{result['metrics']['dev']['accuracy']:.1%}" in line
     assert "bertsmith serve" in told.out
     assert "is there already" in mistake(capsys, "demo", "--out", tmp_path / "shown")
 

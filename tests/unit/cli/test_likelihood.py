@@ -59,18 +59,21 @@ def test_json_has_what_python_has(capsys, model, expected):
 def test_a_file_gets_a_line_for_each_text_or_word(capsys, model, expected, file):
     lines = bertsmith(capsys, "likelihood", "--input", file, "--model", model).out.splitlines()
     cells = [line.split("\t") for line in lines]
-    assert [(int(tokens), text) for _, tokens, _, _, text in cells] == [
-        (each.tokens, text) for each, text in zip(expected, TEXTS, strict=True)
+    assert [(int(number), int(tokens), text) for number, _, tokens, _, _, text in cells] == [
+        (number, each.tokens, text)
+        for number, (each, text) in enumerate(zip(expected, TEXTS, strict=True), 1)
     ]
-    numbers = [(float(first), float(second)) for first, _, second, _, _ in cells]
+    numbers = [(float(first), float(second)) for _, first, _, second, _, _ in cells]
     wanted = [(each.log_likelihood, each.perplexity) for each in expected]
     assert numbers == [pytest.approx(each, rel=1e-4) for each in wanted]
-    words = bertsmith(capsys, "likelihood", "--input", file, "--words", "--model", model).out
-    assert [[line.split("\t")[0] for line in text.splitlines()] for text in words.split("\n\n")] == [
-        ["the", "cat", "sits"],
-        ["my", "dog", "runs", "."],
-        ["tea"],
+    words = bertsmith(capsys, "likelihood", "--input", file, "--words", "--model", model).out.splitlines()
+    assert [line.split("\t")[:4] for line in words[2:5]] == [
+        ["1", "sits", "8", "12"],
+        ["2", "my", "0", "2"],
+        ["2", "dog", "3", "6"],
     ]
+    rows = bertsmith(capsys, "likelihood", "--input", file, "--json", "--model", model).out.splitlines()
+    assert [json.loads(row)["line"] for row in rows] == [1, 2, 3]
 
 
 def test_a_table_is_read_and_written(capsys, model, expected, tmp_path):
@@ -80,21 +83,22 @@ def test_a_table_is_read_and_written(capsys, model, expected, tmp_path):
     assert "has no text in said" in mistake(capsys, *words, "--out", out)
     assert not out.exists()
     told = bertsmith(capsys, *words, "--skip-bad", "--out", out)
-    assert told.out == f"3 texts -> {out}\n" and "1 bad lines were skipped" in told.err
+    assert told.out == f"3 rows -> {out}\n" and "1 bad lines were skipped" in told.err
     rows = list(csv.DictReader(out.open()))
-    assert [each["row"] for each in rows] == ["1", "2", "3"]
+    assert [(each["number"], each["text"]) for each in rows] == [*zip("123", TEXTS, strict=True)]
     written = [float(each["log_likelihood"]) for each in rows]
     assert written == pytest.approx([each.log_likelihood for each in expected], rel=1e-5)
     told = bertsmith(capsys, *words, "--skip-bad", "--words", "--json", "--out", tmp_path / "words.jsonl")
-    assert json.loads(told.out)["texts"] == 3
+    assert json.loads(told.out)["rows"] == 8
     of_words = [json.loads(line) for line in (tmp_path / "words.jsonl").read_text().splitlines()]
-    assert [(each["row"], each["text"]) for each in of_words[2:5]] == [(1, "sits"), (2, "my"), (2, "dog")]
+    assert [(each["number"], each["text"]) for each in of_words[2:5]] == [(1, "sits"), (2, "my"), (2, "dog")]
 
 
 def test_what_cannot_be_scored_is_one_line(capsys, model, file, tmp_path):
     given = ("--input", file, "--model", model)
-    assert "there is no text to score" in mistake(capsys, "likelihood", "--model", model)
+    assert "it is not clear what to score" in mistake(capsys, "likelihood", "--model", model)
     assert "is not the name of a table" in mistake(capsys, "likelihood", *given, "--out", tmp_path / "a.npy")
+    assert "which may have an --out" in mistake(capsys, "likelihood", "tea", "--out", tmp_path / "a.csv")
     same = file.rename(tmp_path / "texts.tsv")
     answer = mistake(capsys, "likelihood", "--input", same, "--text", TEXTS[0], "--out", same)
     assert "is the input itself" in answer

@@ -3,15 +3,11 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
-from bertsmith.core.errors import UserError
-from bertsmith.finetuning.best_checkpoint import Best, read_best, write_best
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.kinds.registry import KINDS, metric_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
-from bertsmith.training.run_folder import RunFolder
 from tests.tiny_runs import metrics_of
 from tests.tuning import QUICK, Notebook, toy_assignment
 
@@ -44,18 +40,3 @@ def test_a_value_is_better_only_if_it_is_really_better():
     error, accuracy = metric_named("mean_absolute_error"), metric_named("accuracy")
     assert error.is_better(1.0, than=2.0) and accuracy.is_better(2.0, than=1.0)
     assert not error.is_better(1.0, than=1.0) and not accuracy.is_better(1.0, than=1.0)
-
-
-def test_a_flipped_bit_in_the_best_weights_is_found(tmp_path):
-    folder, best = (
-        RunFolder(tmp_path, "config.json", "result.json"),
-        Best(0.5, 1.0, 7, {"weight": torch.ones(4)}),
-    )
-    saved = {"value": 0.5, "loss": 1.0, "step": 7, "waited": 0, "sha256": write_best(folder, best)}
-    assert torch.equal(read_best(folder, saved).weights["weight"], torch.ones(4))
-    file = tmp_path / "best-7.safetensors"
-    damaged = bytearray(file.read_bytes())
-    damaged[-1] ^= 1
-    file.write_bytes(damaged)
-    with pytest.raises(UserError, match="best-7.safetensors: is damaged: its checksum is another"):
-        read_best(folder, saved)

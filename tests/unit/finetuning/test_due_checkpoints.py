@@ -1,14 +1,11 @@
-"""What is kept on the way: a state every few minutes, the earliest of equally good weights, evaluations."""
+"""What is kept on the way: a state every few minutes, and evaluations."""
 
 import pytest
 
 from bertsmith.finetuning import finetune as finetuning_job
-from bertsmith.finetuning.evaluation import Evaluation
-from bertsmith.finetuning.finetuning_state import RunState, remember_best
 from bertsmith.tasks.objective import TaskObjective
-from bertsmith.training.trainer import Progress
 from tests.tiny_runs import BeforeSteps, differing, metrics_of
-from tests.tuning import SHORT, Notebook, set_up_run, toy_assignment, tune, weights_of
+from tests.tuning import SHORT, Notebook, tune, weights_of
 
 
 class PowerCut(Exception):
@@ -41,25 +38,6 @@ def test_a_state_is_not_due_before_its_time(model, tmp_path):
     with pytest.raises(PowerCut), power_cut_at(3):
         tune("sst2", model, tmp_path, *SHORT)
     assert not (tmp_path / "runs" / "sst2" / "checkpoints").exists()
-
-
-@pytest.fixture
-def run(model, tmp_path):
-    assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
-    return set_up_run(assignment)
-
-
-def test_of_weights_that_do_as_well_the_earliest_are_kept(run):
-    state = RunState()
-    bias = run.model.objective.scorer.network.heads["classify"].output.bias
-    kept = []
-    for step, value in enumerate([0.5, 0.5, 0.4, 0.6, 0.6], start=1):
-        state.progress = Progress(step)
-        bias.data.fill_(step)
-        remember_best(run, state, Evaluation(run.model.config, {}, {"dev": {"accuracy": value}}, loss=1.0))
-        (name,) = [name for name in state.best.weights if name.endswith("classify.output.bias")]
-        kept.append((state.best.value, state.best.step, state.best.weights[name].tolist()))
-    assert kept == [(0.5, 1, [1, 1])] * 3 + [(0.6, 4, [4, 4])] * 2
 
 
 def test_evaluations_stand_as_evenly_as_whole_steps_allow(model, tmp_path):

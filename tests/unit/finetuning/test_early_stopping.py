@@ -3,38 +3,16 @@
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning.evaluation import Evaluation
 from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.finetuning_state import RunState, remember_best
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
-from bertsmith.training.trainer import Progress
 from tests.tiny_runs import metrics_of
-from tests.tuning import Notebook, set_up_run, stop_at, toy_assignment, tune, weights_of
+from tests.tuning import Notebook, stop_at, toy_assignment, tune, weights_of
 
 WILD = (
     *("optim.peak_lr=2e-2", "optim.schedule=constant", "run.keep=best"),
     *("run.evaluations=16", "run.epochs=4"),
 )
-
-
-@pytest.mark.parametrize(
-    ("values", "kept"),
-    [
-        ([(0.8, 0.5), (0.9, 0.4), (0.9, 0.3), (0.9, 0.6)], 3),
-        ([(0.9, 0.3), (0.9, 0.3), (0.8, 0.1)], 1),
-    ],
-)
-def test_of_equally_good_weights_those_with_the_smaller_loss_are_kept(model, tmp_path, values, kept):
-    assignment = toy_assignment("sst2", model, tmp_path, "run.keep=best")
-    run = set_up_run(assignment)
-    state = RunState()
-    for step, (accuracy, loss) in enumerate(values, start=1):
-        state.progress = Progress(step=step)
-        found = Evaluation(run.model.config, {}, {"dev": {"accuracy": accuracy}}, loss)
-        remember_best(run, state, found)
-    assert state.best.step == kept
-    assert state.best.waited == len(values) - kept
 
 
 def steps_until_patience_ends(lines, patience):

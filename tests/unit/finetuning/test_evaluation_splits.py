@@ -7,7 +7,6 @@ import pytest
 
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import finetune
-from bertsmith.finetuning.workload import Workload
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -56,14 +55,6 @@ def test_only_the_deciding_exam_is_taken_before_the_end(model, tmp_path, asked):
     result = finetune(Assignment(task, recipe, model, tmp_path / "mnli", tmp_path / "out"), Notebook())
     assert set(result.metrics) == {"dev", "dev-mismatched"}
     assert asked == {12: 4, 9: 1}
-
-
-def test_exams_count_in_the_time_that_is_left():
-    work = Workload(steps=10, one_step=30.0, evaluation_steps=frozenset({5}), one_evaluation=100, end=200)
-    assert work.remaining_after(1) == pytest.approx((600 - 30) / 30)
-    assert work.remaining_after(5) == pytest.approx((600 - 150) / 150)  # its evaluation is still to come
-    assert work.remaining_after(6) == pytest.approx((600 - 280) / 280)
-    assert work.remaining_after(10) == pytest.approx(200 / 400)
 
 
 def time_left(line):

@@ -67,7 +67,7 @@ class LateWish(StopRequested):
 
 def test_a_stop_is_saved_whenever_it_comes(model, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr("bertsmith.finetuning.finetune.StopRequested", LateWish)
+        patch.setattr("bertsmith.training.job.StopRequested", LateWish)
         stopped = tune("sst2", model, tmp_path, *SETTINGS)
     assert not stopped.finished
     notebook = Notebook()

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from bertsmith.core.seeds import key_of
 from bertsmith.finetuning.finetune import next_step
-from bertsmith.finetuning.finetuning_setup import filling_multiple, micro_tokens
+from bertsmith.finetuning.finetuning_setup import budget_of, filling_multiple, micro_tokens
 from bertsmith.model.network import new_network
 from bertsmith.recipe.load import load_recipe
 from bertsmith.tasks.batches import ShuffledBatches
@@ -67,7 +67,7 @@ def test_minutes_end_a_run_before_its_steps_do_and_the_rate_follows(step, second
     sizes = {"examples_per_step": 5, "micro_tokens": 512, "multiple": 1}
     batches = ShuffledBatches(made_set("classify", items=50), seed=0, **sizes)
     progress = Progress(step=step, seconds=seconds, first_step_seconds=20.0 if step else 0.0)
-    found = next_step(batches, recipe, progress)
+    found = next_step(batches, recipe, budget_of(batches, recipe), progress)
     assert (found and found.learning_rate) == (rate and pytest.approx(rate))
 
 
@@ -82,8 +82,8 @@ def test_a_run_takes_one_step_however_few_its_minutes(model, tmp_path):
 
 
 def test_the_minutes_of_a_run_have_as_many_evaluations_as_its_steps_would(model, tmp_path, monkeypatch):
-    # A clock that only steps move: the eleventh of 80 ends the two minutes.
-    seconds = itertools.count(1.0, 12.0)
+    # A clock that only steps move: the twenty-third of 80 ends the two minutes.
+    seconds = itertools.count(1.0, 5.0)
     monkeypatch.setattr(Clock, "__call__", lambda _: next(seconds))
     settings = ("run.epochs=8", "run.minutes=2", "run.evaluations=4")
     result = tune("sst2", model, tmp_path, *settings)
@@ -91,7 +91,7 @@ def test_the_minutes_of_a_run_have_as_many_evaluations_as_its_steps_would(model,
     for line in read_metrics(result.folder):
         steps[line["kind"]].append(line["step"])
     assert len(steps["held-out"]) == 4
-    assert steps["held-out"][-1] == steps["train"][-1] == result.steps < 15
+    assert steps["held-out"][-1] == steps["train"][-1] == result.steps < 25
 
 
 # ---- what fills a step up
@@ -165,7 +165,8 @@ def draws_of_four_steps(seed, first=0):
     settings = {"examples_per_step": 3, "seed": seed, "micro_tokens": 10_000, "multiple": 1}
     batches = ShuffledBatches(made_set("classify", items=12), **settings)
     recipe = finetuning_recipe(task_named("sst2"), ["run.epochs=1", f"run.seed={seed}"])
-    assert list(training_steps(trainer, partial(next_step, batches, recipe), Progress(first)))
+    step = partial(next_step, batches, recipe, budget_of(batches, recipe))
+    assert list(training_steps(trainer, step, Progress(first)))
     return objective.draws
 
 
@@ -237,7 +238,8 @@ def test_three_steps_are_those_of_plain_adamw_with_clipping(model, tmp_path, nam
     run.trainer.objective.eval()  # no dropout
     scorer = deepcopy(run.trainer.objective.scorer)
     optimizer, norms = plain_adamw(scorer), []
-    steps = training_steps(run.trainer, partial(next_step, run.batches, run.recipe), Progress())
+    step = partial(next_step, run.batches, run.recipe, run.budget)
+    steps = training_steps(run.trainer, step, Progress())
     for number, report in enumerate(steps):
         micros = report.step.micros
         assert len(micros) > 1

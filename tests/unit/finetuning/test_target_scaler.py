@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from bertsmith.core.errors import UserError
-from bertsmith.finetuning import finetune as finetune_module
+from bertsmith.finetuning import tuning_parts
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.predict import Reading, predict_labelled
 from bertsmith.finetuning.target_scaler import TargetScaler
@@ -146,9 +146,9 @@ def test_a_run_whose_every_step_is_skipped_writes_no_model(model, tmp_path, monk
 
 
 def test_a_run_that_diverged_writes_no_model(model, tmp_path, monkeypatch):
-    own = finetune_module.evaluate
+    own = tuning_parts.evaluate
     monkeypatch.setattr(
-        finetune_module,
+        tuning_parts,
         "evaluate",
         lambda *arguments, **options: replace(own(*arguments, **options), loss=float("nan")),
     )

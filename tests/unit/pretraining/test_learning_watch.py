@@ -14,9 +14,10 @@ from bertsmith.objectives.masked_language_modelling import declare_words
 from bertsmith.packed import pack
 from bertsmith.pretraining.learning_watch import LearningWatch, constant_prediction
 from bertsmith.pretraining.pretrain import PretrainingResult, pretrain
-from bertsmith.pretraining.run_setup import EarlyStopping
 from bertsmith.recipe.distill_section import DistillSection
+from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.distributed import ALONE
+from bertsmith.training.early_stopping import EarlyStopping
 from tests.tiny import tiny_network
 from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe, without_pictures
 
@@ -80,10 +81,10 @@ def test_gradient_norms_that_explode_are_named():
 
 
 @pytest.fixture(scope="module")
-def flat(store, tmp_path_factory) -> tuple[PretrainingResult, Listener]:
-    """A run at an absurd learning rate that is ended as soon as it is seen not to learn."""
+def flat(store, tmp_path_factory) -> tuple[PretrainingResult, Listener, StopRequested]:
+    """A run of a study, at an absurd learning rate, that is ended as soon as it is seen not to learn."""
     out, listener = tmp_path_factory.mktemp("flat") / "run", Listener()
-    with without_pictures():
+    with without_pictures(), StopRequested() as study:
         result = pretrain(
             tiny_recipe(*ABSURD),
             store=store.folder,
@@ -91,18 +92,19 @@ def flat(store, tmp_path_factory) -> tuple[PretrainingResult, Listener]:
             callback=listener,
             early_stopping=EarlyStopping(if_flat=True),
         )
-    return result, listener
+    return result, listener, study
 
 
 def test_a_run_that_does_not_learn_says_so_once_and_what_to_try(flat):
-    _, listener = flat
+    _, listener, _ = flat
     (told,) = [note for note in listener.notes if "the unigram line" in note]
     assert "the decoder is dead: it predicts '" in told
     assert "try a lower optim.peak_lr, a longer optim.warmup_fraction, or a pre-norm model" in told
 
 
 def test_a_flat_run_ends_early_where_that_was_asked_for_and_can_be_resumed(flat, store):
-    result, _ = flat
+    result, _, study = flat
+    assert not study.here  # its other runs are still worth their time
     assert result.state == "stopped" and result.steps == result.saved_step < 60
     assert "the unigram line" in result.early_end
     warning, end = metrics_of(result.folder, "event")

@@ -139,7 +139,7 @@ def test_the_card_tells_what_happened(finished):
 
 def test_a_finished_run_took_as_long_as_its_end_said(store, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "bertsmith.pretraining.run_evaluation.plot_curves", lambda *_: time.sleep(0.2)
+        "bertsmith.pretraining.pretraining_parts.plot_curves", lambda *_: time.sleep(0.2)
     )  # after the last step
     settings = ("run.steps=1", "run.evaluation_sequences=1")
     first, again = (run_tiny(store, tmp_path / "run", *settings) for _ in range(2))
@@ -161,11 +161,12 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     assert result.held_out == {name: each for name, each in last.items() if name in result.declared.reported}
 
 
-def test_a_finished_run_without_its_journal_is_reported(finished, store, tmp_path):
+def test_a_finished_run_tells_its_result_without_its_journal(finished, store, tmp_path):
     shutil.copytree(finished, tmp_path / "run")
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    with pytest.raises(UserError, match=r"metrics.jsonl: is gone or empty, .*; restore it from model/"):
-        run_tiny(store, tmp_path / "run")
+    result = run_tiny(store, tmp_path / "run")
+    assert (result.state, result.steps) == ("finished", 8)
+    assert result.held_out == run_tiny(store, finished).held_out
 
 
 def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, store):
@@ -259,7 +260,7 @@ def test_a_stopped_run_says_so_and_has_saved_its_last_step(store, tmp_path):
 def test_a_stopped_run_is_drawn_before_it_ends(store, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
-        "bertsmith.pretraining.run_evaluation.draw_curves", lambda folder, _: drawn.append(folder)
+        "bertsmith.pretraining.pretraining_parts.draw_curves", lambda folder, _: drawn.append(folder)
     )
     with stop_at(2):
         run_tiny(store, tmp_path / "run")

@@ -3,7 +3,7 @@
 import pytest
 
 from bertsmith.core.errors import UserError
-from bertsmith.pretraining.budget import Budget
+from bertsmith.pretraining.data_stages import Stages, budget_of
 from bertsmith.pretraining.hardware import choices
 from bertsmith.training.trainer import Progress
 from tests.tiny_runs import Listener, differing, last_state, metrics_of, run_tiny, stop_at, tiny_recipe
@@ -33,21 +33,24 @@ def test_a_run_that_is_stopped_amid_its_ramps_ends_as_one_that_was_not(store, tm
     assert differing(last_state(tmp_path / "run"), last_state(tmp_path / "straight")) == []
 
 
+def stages_of(*overrides):
+    recipe = tiny_recipe(*overrides)
+    return Stages(recipe, budget_of(recipe))
+
+
 def test_the_rate_of_a_step_that_is_built_ahead_is_its_own():
-    budget = Budget(tiny_recipe("masking.rate=0.3", "masking.final_rate=0.1"))  # of 8 steps
-    rates = [budget.masking_rate(Progress(step=2), steps_ahead=ahead) for ahead in (0, 2, 6)]
+    stages = stages_of("masking.rate=0.3", "masking.final_rate=0.1")  # of 8 steps
+    rates = [stages.masking_rate(Progress(step=2), steps_ahead=ahead) for ahead in (0, 2, 6)]
     assert rates == pytest.approx([0.25, 0.2, 0.1])
-    assert rates[1] == budget.masking_rate(Progress(step=4), steps_ahead=0)
-    assert Budget(tiny_recipe()).masking_rate(Progress(), steps_ahead=0) is None
+    assert rates[1] == stages.masking_rate(Progress(step=4), steps_ahead=0)
+    assert stages_of().masking_rate(Progress(), steps_ahead=0) is None
 
 
 def test_a_budget_in_minutes_goes_by_the_progress_of_its_learning_rate():
-    budget = Budget(
-        tiny_recipe("masking.rate=0.3", "masking.final_rate=0.1", "run.budget=minutes", "run.minutes=2")
-    )
+    stages = stages_of("masking.rate=0.3", "masking.final_rate=0.1", "run.budget=minutes", "run.minutes=2")
     progress = Progress(step=30, seconds=62.0, first_step_seconds=4.0)
-    rate = budget.masking_rate(progress, steps_ahead=5)
-    assert rate == pytest.approx(0.3 - 0.2 * budget.fraction(progress)) and 0.15 < rate < 0.25
+    rate = stages.masking_rate(progress, steps_ahead=5)
+    assert rate == pytest.approx(0.3 - 0.2 * stages.budget.fraction(progress)) and 0.15 < rate < 0.25
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,8 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset
 from bertsmith.model.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.pretraining.run_setup import Request, set_up
 from bertsmith.training import background_saving
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder
-from bertsmith.training.distributed import ALONE
 from tests.tiny_runs import (
     BeforeSteps,
     Listener,
@@ -33,9 +31,9 @@ from tests.tiny_runs import (
     metrics_of,
     run_tiny,
     saving_threads,
+    set_up_tiny,
     state_of,
     stop_at,
-    tiny_recipe,
 )
 
 
@@ -160,9 +158,9 @@ def test_steps_in_several_micro_batches_go_on_to_the_bit(store, tmp_path):
 def test_the_seconds_of_earlier_starts_count(store, tmp_path):
     with stop_at(2):
         seconds = run_tiny(store, tmp_path / "run").seconds
-    run, state = set_up(Request(tiny_recipe(), store.folder, tmp_path / "run"), ALONE, Listener())
-    assert 0 < state.progress.seconds <= seconds
-    assert run.clock() > state.progress.seconds
+    start = set_up_tiny(store, tmp_path / "run").start
+    assert 0 < start.saved.state.progress.seconds <= seconds
+    assert start.clock() > start.saved.state.progress.seconds
 
 
 def test_each_step_draws_its_own_dropout_whatever_start_it_is_in(store, tmp_path):

@@ -138,7 +138,7 @@ def test_a_study_that_was_killed_resumes_with_what_is_not_done(request_of_two):
     table = glue(request, Notebook())
     assert {file: file.stat().st_mtime_ns for file in first.rglob("*")} == before
     assert (second / "result.json").exists()
-    metrics = json.loads((first / "result.json").read_text())["measures"]
+    metrics = json.loads((first / "result.json").read_text())["metrics"]
     assert table.rows[0].spreads["dev"]["accuracy"].mean == metrics["dev"]["accuracy"]
 
 

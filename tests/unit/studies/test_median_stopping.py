@@ -8,10 +8,10 @@ import pytest
 
 from bertsmith.cli.finetune import show_many
 from bertsmith.finetuning.finetune import FinetuningResult
-from bertsmith.finetuning.finetuning_state import EarlyEnd
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
 from bertsmith.studies.sweep import Stopped, best_of, over_grid, over_search, over_seeds, run_trials
 from bertsmith.tasks.kinds.registry import metric_named
+from bertsmith.training.early_stopping import EarlyEnd
 from bertsmith.training.journal import METRICS_FILE
 from tests.tuning import Notebook, stop_at, toy_assignment
 

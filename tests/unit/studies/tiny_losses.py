@@ -36,12 +36,14 @@ STORED = Path(__file__).parent / "tiny_losses.json"
 ON_CPU = ["run.device=cpu"]
 NO_PAIRS = "examples.pairs=doc-sentences"
 ELECTRA = ("model.type=electra", "model.embedding_width=16", "examples.objective=replaced", NO_PAIRS)
+ELMO = ("model.type=elmo", "model.segments=0", "model.cell=48", "model.heads=12", "model.inner=3072")
 PRETRAINING: dict[str, tuple[str, ...]] = {
     "masked, adamw": (),
     "left-to-right, lamb": ("examples.objective=left-to-right", NO_PAIRS, "optim.algorithm=lamb"),
     "right-to-left, muon": ("examples.objective=right-to-left", NO_PAIRS, "optim.algorithm=muon"),
     "replaced": (*ELECTRA, "replaced.generator_size=0.5", "masking.as_mask=0.85", "masking.as_random=0"),
     "distilled": ("examples.objective=distilled", NO_PAIRS, "distill.teacher={teacher}"),
+    "two-directions": (*ELMO, "examples.objective=two-directions", "examples.pairs=full-sentences"),
 }
 """Parts of names are those of COMPUTES."""
 TUNING = {

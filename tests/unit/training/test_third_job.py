@@ -1,33 +1,33 @@
-"""A third job on the machinery of training: a student learns a teacher's soft answers (Hinton et al. 2015).
+"""A third job on the frame of training: a student learns a teacher's soft answers (Hinton et al. 2015).
 
-What such a job has of its own is its objective, its data and the loop in `distill`. The run folder with its
-lock, checkpoints, the journal, stopping and resuming come from the room.
+What such a job has of its own is its objective, its data, its evaluation and its results. The story of a run,
+with its folder and lock, checkpoints, journal, stopping and resuming, comes from `training/job.py`.
 """
 
 import os
 import signal
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.model.tensor_files import write_safetensors
-from bertsmith.training.callbacks import StopRequested
-from bertsmith.training.checkpoint import TrainingState, latest_state, load_checkpoint, save_checkpoint
+from bertsmith.training.budget import Steps
+from bertsmith.training.callbacks import SilentCallback
+from bertsmith.training.checkpoint import latest_state
 from bertsmith.training.distributed import ALONE
-from bertsmith.training.journal import RunJournal, read_metrics
+from bertsmith.training.job import Cadence, Job, run_job
+from bertsmith.training.journal import read_metrics
 from bertsmith.training.run_folder import RunFolder
-from bertsmith.training.trainer import (
-    Cadence,
-    Clock,
-    Due,
-    Progress,
-    StepInput,
-    Trainer,
-    training_steps,
-)
+from bertsmith.training.trainer import StepInput, Trainer
 
 STEPS, SAVE_EVERY, EVALUATE_EVERY, BATCH = 12, 4, 3, 8
 
@@ -61,56 +61,89 @@ def next_step(progress):
     return StepInput(micros, (BATCH,), 0.05 * (1 - progress.step / STEPS), progress)
 
 
-def folder_of(path):
-    return RunFolder(path, "job.json", "student.safetensors")
+class LastLoss:
+    """A line of metrics for each step."""
+
+    def add(self, report):
+        self.loss = float(report.sums[0]) / BATCH
+
+    def line(self, report):
+        return {"loss": self.loss}
+
+    def scalars(self):
+        return {}
+
+    def restore(self, saved):
+        pass
+
+
+class UnseenLoss(LastLoss):
+    """The loss on inputs that no step has, without dropout."""
+
+    due = False
+
+    def __init__(self, objective):
+        self.objective = objective
+
+    def is_due_after(self, at):
+        return at.step % EVALUATE_EVERY == 0
+
+    def evaluate(self, at, journal, *, last):
+        self.objective.eval()
+        _, sums = self.objective(inputs_of(-1), torch.ones(1))
+        self.objective.train()
+        self.found = float(sums[0]) / BATCH
+        journal.write("held-out", at.step, {"loss": self.found})
+        return {"unseen": self.found}
+
+
+@dataclass(frozen=True)
+class Request:
+    path: Path
+    next_step: object = next_step
+    keeps_state: bool = True
+
+    @cached_property
+    def folder(self):
+        return RunFolder(self.path, "job.json", "result.json")
+
+    def check_same_run(self):
+        self.folder.check_no_unknown_files()
+
+    def goes_on(self):
+        return False
+
+    def build(self, start):
+        objective = Distillation()
+        optimizer = torch.optim.AdamW(objective.student.parameters())
+        evaluation = UnseenLoss(objective)
+
+        def finish(at, seconds, journal):
+            write_safetensors(self.path / "student.safetensors", objective.student.state_dict())
+            return {"metrics": {"unseen": {"loss": evaluation.found}}}
+
+        return Job(
+            Trainer(objective, optimizer, clip_norm=1.0, seed=3),
+            Steps(STEPS),
+            Cadence(log_every_steps=1, save_every_seconds=1e9, save_every_steps=SAVE_EVERY),
+            lambda at: nullcontext(self.next_step),
+            LastLoss(),
+            evaluation,
+            SimpleNamespace(finish=finish, stop=lambda *_: {}),
+            begin=partial(write_json, self.folder.config, {"steps": STEPS}),
+        )
 
 
 def distill(path, next_step=next_step):
-    """Train in a folder or resume there; True once the student is finished."""
-    folder, objective = folder_of(path), Distillation()
-    folder.check_no_unknown_files()
-    trainer = Trainer(objective, torch.optim.AdamW(objective.student.parameters()), clip_norm=1.0, seed=3)
-    with folder.locked(), StopRequested() as stop:
-        write_json(folder.config, {"steps": STEPS})
-        saved, progress = latest_state(folder.checkpoints), Progress()
-        if saved is not None:
-            load_checkpoint(saved, trainer)
-            progress = saved.state.progress
-        cadence = Cadence(
-            stop,
-            ALONE,
-            ends=lambda after: after.step == STEPS,
-            at_the_end=Due(evaluation=True),
-            evaluates=lambda after: after.step % EVALUATE_EVERY == 0,
-            saves=lambda after: after.step % SAVE_EVERY == 0,
-        )
-        steps = training_steps(
-            trainer, next_step, progress, clock=Clock(progress.seconds), due_after=cadence.due_after
-        )
-        with RunJournal(folder.path, ALONE, resume_step=progress.step) as journal:
-            for report in steps:
-                step = report.progress.step
-                journal.write("train", step, {"loss": float(report.sums[0]) / BATCH})
-                if report.due.evaluation:
-                    objective.eval()
-                    _, sums = objective(inputs_of(-1), torch.ones(1))
-                    objective.train()
-                    journal.write("held-out", step, {"loss": float(sums[0]) / BATCH})
-                if report.due.saving:
-                    save_checkpoint(
-                        folder.checkpoints, TrainingState.at(report.progress), trainer, keep_last=1
-                    )
-                if report.due.stopping:
-                    return False
-        write_safetensors(folder.path / "student.safetensors", objective.student.state_dict())
-    return True
+    """Train in a folder or resume there; return the end."""
+    return run_job(Request(path, next_step), ALONE, SilentCallback())
 
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory):
     """The folder of a run that nobody interrupted."""
     folder = tmp_path_factory.mktemp("distillation") / "straight"
-    assert distill(folder)
+    assert distill(folder).kind == "finished"
     return folder
 
 
@@ -125,7 +158,21 @@ def test_a_student_comes_nearer_to_its_teacher(straight):
     losses = [line["loss"] for line in read_metrics(straight) if line["kind"] == "held-out"]
     assert len(losses) == STEPS // EVALUATE_EVERY
     assert losses[-1] < losses[0]
-    assert folder_of(straight).finished
+
+
+def test_the_result_file_tells_the_end_the_work_and_the_machine(straight):
+    result = read_json(straight / "result.json", remedy="")
+    last = read_metrics(straight)[-1]
+    assert (result["ending"], result["steps"], last["step"]) == ("finished", STEPS, STEPS)
+    assert result["metrics"] == {"unseen": {"loss": last["loss"]}}
+    assert result["seconds"] > 0 and len(result["source"]) == 64 and result["machine"]["threads"] > 0
+
+
+def test_a_finished_run_is_not_done_again(straight):
+    before = {file: file.stat().st_mtime_ns for file in straight.rglob("*")}
+    again = distill(straight, next_step=None)
+    assert again.before and again.result == read_json(straight / "result.json", remedy="")
+    assert {file: file.stat().st_mtime_ns for file in straight.rglob("*")} == before
 
 
 @pytest.mark.parametrize("step", [0, 5, 8])
@@ -135,9 +182,10 @@ def test_a_stopped_distillation_resumes_to_the_same_bits(straight, tmp_path, ste
             os.kill(os.getpid(), signal.SIGTERM)
         return next_step(progress)
 
-    assert not distill(tmp_path / "run", next_step_with_a_signal)
-    assert latest_state(folder_of(tmp_path / "run").checkpoints).state.progress.step == step + 1
-    assert distill(tmp_path / "run")
+    stopped = distill(tmp_path / "run", next_step_with_a_signal)
+    assert (stopped.kind, stopped.saved_step) == ("stopped", step + 1)
+    assert latest_state(tmp_path / "run" / "checkpoints").state.progress.step == step + 1
+    assert distill(tmp_path / "run").kind == "finished"
     assert same_results(tmp_path / "run", straight)
 
 
@@ -149,7 +197,14 @@ def test_a_killed_distillation_resumes_from_its_last_checkpoint(straight, tmp_pa
 
     with pytest.raises(KeyboardInterrupt):
         distill(tmp_path / "run", next_step_without_power)
-    assert latest_state(folder_of(tmp_path / "run").checkpoints).state.progress.step == SAVE_EVERY
-    assert distill(tmp_path / "run")
+    assert latest_state(tmp_path / "run" / "checkpoints").state.progress.step == SAVE_EVERY
+    assert distill(tmp_path / "run").kind == "finished"
     assert same_results(tmp_path / "run", straight)
     assert read_json(tmp_path / "run" / "job.json", remedy="") == {"steps": STEPS}
+
+
+def test_a_folder_with_other_files_is_left_alone(tmp_path):
+    (tmp_path / "letter.txt").write_text("dear reader")
+    with pytest.raises(UserError, match="holds files but no run"):
+        distill(tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]

@@ -168,6 +168,11 @@ class Kind(ABC, Generic[ExampleT]):
         likeliest: NDArray[np.int64] = predictions.scores.argmax(-1)
         return likeliest
 
+    def judged(self, split: PredictedSplit[ExampleT]) -> dict[str, NDArray[Any]]:
+        """Return arrays from which metrics of any part of the examples follow."""
+        predicted = self.predicted_targets(split.encoded, split.predictions)
+        return {"predicted": predicted, "targets": split.encoded.targets}
+
     # ---- how right they are, and how they are written
 
     def metric_named(self, name: str) -> Metric:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bertsmith.core.files import write_json
 from bertsmith.recipe.finetuning_schema import AnswersSection, HeadSection, TextSection
-from bertsmith.tasks.answers import answers_of, f1, squad_scores
+from bertsmith.tasks.answers import answers_of, f1, question_scores, squad_scores
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Question
 from bertsmith.tasks.kinds.kind import Kind, TaskHead
@@ -86,6 +86,11 @@ class Span(Kind[Question]):
         """Return the most likely first and last row of each window, whatever the answers are."""
         windows = np.split(predictions.scores, encoded.starts_N1[1:-1])
         return np.array([scores_T2.argmax(0) for scores_T2 in windows], np.int64)
+
+    def judged(self, split: PredictedSplit[Question]) -> dict[str, NDArray[Any]]:
+        """Return exact match and F1 of each question."""
+        texts = {answer.key: answer.text for answer in split.predictions.answers}
+        return question_scores(split.examples, texts)
 
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[Question]

@@ -96,6 +96,10 @@ class Tag(Kind[TaggedExample]):
         }
         return {**spans, **words, **types}
 
+    def judged(self, split: PredictedSplit[TaggedExample]) -> dict[str, NDArray[Any]]:
+        """Return the tags of each word, with its sentence and its place there."""
+        return {**super().judged(split), "words": split.encoded.words_P2}
+
     def simple_predictions(
         self,
         labels: tuple[str, ...],
