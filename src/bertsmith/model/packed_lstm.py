@@ -59,9 +59,10 @@ def lstm_states(lstm: nn.LSTM, packed: PackedSequence) -> Tensor:
     if packed.data.device.type != "cpu":
         states_TW: Tensor = lstm(packed)[0].data
         return states_TW
-    projection_WH = lstm.weight_hr_l0 if lstm.proj_size else None
-    biases = lstm.bias_ih_l0 + lstm.bias_hh_l0
-    weights = (lstm.weight_ih_l0, lstm.weight_hh_l0, biases, projection_WH)
+    projection_WH = lstm.get_parameter("weight_hr_l0") if lstm.proj_size else None
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    input_GE, state_GW, *biases = (lstm.get_parameter(name) for name in names)
+    weights = (input_GE, state_GW, biases[0] + biases[1], projection_WH)
     sizes = packed.batch_sizes.tolist()
     computed_TW: Tensor = _PackedLstm.apply(packed.data, sizes, *weights)  # type: ignore[no-untyped-call]
     return computed_TW
@@ -107,7 +108,7 @@ class _PackedLstm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @torch.amp.custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, to_states_TW: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, to_states_TW: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         inputs_TE, input_GE, state_GW, projection_WH, *computed = ctx.saved_tensors
         gates_TG, cells_TH, hidden_TH, states_TW = computed
         to_states_TW, to_gates_TG = to_states_TW.clone(), torch.empty_like(gates_TG)
