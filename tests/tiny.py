@@ -35,14 +35,17 @@ OWN = {
         "type_vocab_size": 0,
     },
     "modernbert": {"local_attention": 16, "pad_token_id": 0},
+    "gpt2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_inner": 64, "n_positions": 514},
     "elmo": {"cell_size": 40},
 }
 
 
 def tiny_config(model_type: str) -> dict:
     """The config.json of a tiny model."""
-    sizes = {} if model_type == "distilbert" else SIZES
-    common = {"vocab_size": 99, "max_position_embeddings": 514}
+    sizes = {} if model_type in ("distilbert", "gpt2") else SIZES
+    common = (
+        {"vocab_size": 99} if model_type == "gpt2" else {"vocab_size": 99, "max_position_embeddings": 514}
+    )
     return {"model_type": model_type, **common, **sizes, **OWN.get(model_type, {})}
 
 

@@ -42,6 +42,21 @@ def byte_bpe(folder: Path) -> Path:
     return folder
 
 
+def gpt_bpe(folder: Path) -> Path:
+    """tokenizer.json and tokenizer_config.json as of gpt2: no template, no mask, no padding."""
+    end = "<|endoftext|>"
+    library = Library(models.BPE(continuing_subword_prefix="", end_of_word_suffix=""))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    library.post_processor = processors.ByteLevel(trim_offsets=False)
+    _train_bpe(library, [end])
+    _write_library(folder, library)
+    settings = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": 1024}
+    settings |= {role: end for role in ("unk_token", "bos_token", "eos_token")}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    return folder
+
+
 def albert_unigram(folder: Path) -> Path:
     """tokenizer.json and tokenizer_config.json as of albert-base: special tokens are pieces with score 0."""
     return _write_unigram(folder, [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()])

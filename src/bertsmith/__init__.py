@@ -55,5 +55,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What this module offers, imported or not."""
+    """Return the public names of this module, imported or not."""
     return sorted({*globals(), *__all__})

@@ -17,6 +17,7 @@ from typing import Any
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
 from bertsmith.cli.finetune import OwnTable, own_task, published_task
 from bertsmith.cli.finetune import live_line as finetuning_line
+from bertsmith.cli.options import settings_of
 from bertsmith.cli.pretrain import check_auto
 from bertsmith.cli.pretrain import live_line as pretraining_line
 from bertsmith.cli.terminal import progress_display
@@ -193,7 +194,7 @@ def finetune(
         ("--patience", "run.patience", patience),
         ("--patience", "run.keep", None if patience is None else "best"),
     )
-    options = [(name, f"{key}={value_text(value)}") for name, key, value in short if value is not None]
+    options = settings_of(short)
     with rows_beside(folder) as rows:
         path = rows.path(data, folder.with_name(f"{folder.name}-data"), "data")
         held = None if dev is None else rows.path(dev, folder.with_name(f"{folder.name}-dev"), "dev")

@@ -1,6 +1,10 @@
-"""Rules of the house: no two files share a name, except the same thing in two rooms; tests assert."""
+"""Rules of the house: no two files share a name, except the same thing in two rooms; tests assert.
+
+A docstring begins with a verb, a noun or "True if", so that it can be read alone.
+"""
 
 import ast
+import re
 from collections import defaultdict
 from pathlib import Path
 
@@ -51,3 +55,17 @@ def test_every_test_asserts_something():
     ]
     assert len(functions) > 2000
     assert [place for place, node in functions if not asserts(node)] == []
+
+
+NO_BEGINNING = re.compile(r"(What|Whether|Where|How|Of|So many)\b")
+
+
+def test_no_docstring_begins_with_a_clause_or_a_fragment():
+    found = [
+        f"{file.relative_to(SOURCE)}:{node.lineno}: {node.value.value.splitlines()[0]}"
+        for file in SOURCE.rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if isinstance(node.value.value, str) and NO_BEGINNING.match(node.value.value)
+    ]
+    assert found == []

@@ -1,12 +1,12 @@
 """`bertsmith cache`: show and remove the files that runs keep for later runs."""
 
-import json
 from math import isfinite
 from typing import Annotated, get_args
 
 from typer import Option, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.cache import LIMIT, Kind, cache_root, cached_files, remove, size_limit
 from bertsmith.core.wording import counted
 
@@ -31,7 +31,7 @@ def cache(
     if as_json:
         kinds = {kind: {"files": len(some), "bytes": sum(some)} for kind, some in sizes.items()}
         facts = {"folder": str(cache_root()), "limit_bytes": limit if isfinite(limit) else None}
-        echo(json.dumps({**facts, "removed": {"files": len(removed), "bytes": freed}, **kinds}))
+        print_json({**facts, "removed": {"files": len(removed), "bytes": freed}, **kinds})
         return
     if clear:
         echo(f"removed {counted(len(removed), 'file')}, {freed / 1e6:,.1f} MB")

@@ -1,6 +1,5 @@
 """`bertsmith checkpoint`: list and export the checkpoints that a pre-training run kept."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +7,7 @@ from typing import Annotated
 from typer import Argument, Option, Typer, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import duration
 from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.core.errors import UserError
@@ -37,7 +37,7 @@ def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
     watched = declared.own[declared.watched]
     for kept in found:
         if as_json:
-            echo(json.dumps(asdict(kept)))
+            print_json(asdict(kept))
             continue
         value = kept.held_out.get(watched.name)
         losses = [] if value is None else [f"held-out {watched.label} {watched.text(value)}"]
@@ -77,7 +77,7 @@ def export(
     targets = {each: step_folder(out, each) if everything else out for each in chosen}
     export_checkpoints(run, targets, store=store)
     if as_json:
-        echo(json.dumps([{"step": each, "out": str(target)} for each, target in targets.items()]))
+        print_json([{"step": each, "out": str(target)} for each, target in targets.items()])
         return
     for each, target in targets.items():
         echo(f"step {each:,} -> {target}")

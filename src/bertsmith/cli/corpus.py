@@ -1,6 +1,5 @@
 """`bertsmith corpus`: turn raw text into a token store."""
 
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.presenting import print_facts
+from bertsmith.cli.presenting import print_facts, print_json
 from bertsmith.cli.terminal import reporting_stops
 from bertsmith.inference.embedded_models import embedded_models
 
@@ -111,7 +110,7 @@ def corpus(
             workers=Workers(workers, engine),
         )
     if as_json:
-        echo(json.dumps(asdict(report) | {"out": str(report.out)}))
+        print_json(asdict(report) | {"out": str(report.out)})
     else:
         show(report)
 

@@ -9,7 +9,7 @@ from typer import Option
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import OWN, run_one
-from bertsmith.cli.pretrain import chosen_recipe, run, run_options, spelled
+from bertsmith.cli.pretrain import chosen_recipe, run, run_options
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ def _distill_text(
         *_student_options(asked.teachers[0], layers, asked.student),
     ]
     longest = given.pop("max_length")
-    recipe = chosen_recipe(RECIPE, [*spelled(begins), *run_options(**given)], list(asked.settings), longest)
+    recipe = chosen_recipe(
+        RECIPE, [*options.settings_of(begins), *run_options(**given)], list(asked.settings), longest
+    )
     run(recipe, store=store, out=asked.out, as_json=asked.as_json, started=started)
 
 
@@ -130,7 +132,7 @@ def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") 
     from bertsmith.finetuning.assignment import Assignment
     from bertsmith.tasks.task_recipe import finetuning_recipe
 
-    options = [
+    rows = [
         *asked.common,
         ("--teacher", "distill.teachers", list(asked.teachers)),
         ("--epochs", "run.epochs", given["epochs"]),
@@ -140,7 +142,7 @@ def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") 
         ("--precision", "run.precision", given["precision"] or None),
     ]
     chosen = _task_named(task, Path(asked.teachers[0]).expanduser())
-    recipe = finetuning_recipe(chosen, list(asked.settings), options=spelled(options))
+    recipe = finetuning_recipe(chosen, list(asked.settings), options=options.settings_of(rows))
     student = Path(asked.student).expanduser()
     run_one(Assignment(chosen, recipe, student, data, asked.out), as_json=asked.as_json)
 

@@ -29,10 +29,9 @@ WHY_SLOW = (
     "the network reads the whole text again. A model that only looks to the left, such as a GPT, keeps these "
     "states and reads the new token alone."
 )
-WHY_SLOW_TO_ONE_SIDE = (
-    "Why so slow? This model only looks to the left, so that a new token changes no state before it: they "
-    "could be kept, as a GPT keeps them. This encoder is made for whole texts and keeps none, and reads all "
-    "of the text again for each token."
+WHY_KEPT = (
+    "This model only looks to the left, so that a new token changes no state before it: what its layers need "
+    "of those is kept, and it reads the new token alone."
 )
 
 
@@ -61,8 +60,8 @@ def fill(
 
     Prints the most probable tokens for each mask, while the other masks stay masked. With --together, masks
     are filled from left to right, and each sees the tokens in the masks before it (a beam search). With
-    --extend, the text is continued without a mask, which is slow with an encoder. A model that was
-    pre-trained from left to right sees only the text before the mask.
+    --extend, the text is continued without a mask, which is slow with an encoder that looks to both sides. A
+    model that was pre-trained from left to right (GPT-2) sees only the text before the mask.
 
     Example: bertsmith fill "Paris is the [MASK] of France."
 
@@ -143,8 +142,9 @@ def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None
     screen.print(
         f"\n{spent:.1f} ms per token: {first} tokens were read for the first one, {last} for the last."
     )
-    sees_both = bert.model.network.config.direction == "both"
-    screen.print(WHY_SLOW if sees_both else WHY_SLOW_TO_ONE_SIDE, style="dim")
+    keeps = bert.engine.network.encoder.stream() is not None
+    if keeps or bert.model.network.config.direction == "both":
+        screen.print(WHY_KEPT if keeps else WHY_SLOW, style="dim")
 
 
 def next_sentence(

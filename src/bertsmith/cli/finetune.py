@@ -1,6 +1,5 @@
 """`bertsmith finetune`: train a model for a task from an encoder and labelled data."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
-from bertsmith.recipe.toml_text import value_text
 from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def finetune(
     from bertsmith.finetuning.suited_settings import suited_recipe
     from bertsmith.inference.embedded_models import default_model
 
-    given = [
+    rows = [
         ("--epochs", "run.epochs", epochs),
         ("--minutes", "run.minutes", minutes),
         ("--lr", "optim.peak_lr", lr),
@@ -131,15 +130,15 @@ def finetune(
         ("--seed", "run.seed", seed),
         ("--quick", "head.encoder", "frozen-linear" if quick else None),
     ]
-    options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
+    given = options.settings_of(rows)
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
     own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
     chosen = own_task(own, data) if task == OWN else published_task(task, own)
     start = model or default_model()
-    recipe, reason = suited_recipe(chosen, data, start, settings or [], options=options, skip_bad=skip_bad)
+    recipe, reason = suited_recipe(chosen, data, start, settings or [], options=given, skip_bad=skip_bad)
     assignment = Assignment(chosen, recipe, start, data, out, skip_bad, reason)
     study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
-    study.check([*(line for _, line in options), *(settings or [])])
+    study.check([*(line for _, line in given), *(settings or [])])
     if quick:
         _check_quick(chosen, study, minutes)
     if study.flags():
@@ -171,7 +170,7 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         }
         if result.layer_weights:
             compared["layer_weights"] = result.layer_weights
-        echo(json.dumps({**summary, **compared, "finished": result.finished}))
+        print_json({**summary, **compared, "finished": result.finished})
         return
     if not result.finished:
         steps = counted(result.steps, "step")
@@ -401,27 +400,21 @@ def stoppable(
             return study(callback)
     except Stopped as stopped:
         text = f"stopped in {stopped}; give the same command again to resume"
-        echo(json.dumps({"finished": False, "stopped_in": str(stopped)}) if as_json else text)
+        print_json({"finished": False, "stopped_in": str(stopped)}) if as_json else echo(text)
         raise Exit(STOPPED) from None
 
 
 def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     """Print the result of each run, the spread over the runs, and the best run."""
-    from bertsmith.studies.sweep import (
-        best_of,
-        early_ends,
-        mean_baselines,
-        plain_spreads,
-        ran_to_their_end,
-        spreads_of,
-    )
+    from bertsmith.studies import sweep
 
-    runs_in_order = ran_to_their_end(results.values())
-    best, spreads, baselines = best_of(results), spreads_of(runs_in_order), mean_baselines(runs_in_order)
+    runs_in_order = sweep.ran_to_their_end(results.values())
+    best, spreads = sweep.best_of(results), sweep.spreads_of(runs_in_order)
+    baselines = sweep.mean_baselines(runs_in_order)
     if as_json:
         runs = {name: result.metrics for name, result in results.items()}
-        summary = {"finished": True, "runs": runs, "best": best, "spreads": plain_spreads(spreads)}
-        echo(json.dumps({**summary, "baselines": baselines, "ended_early": early_ends(results)}))
+        summary = {"finished": True, "runs": runs, "best": best, "spreads": sweep.plain_spreads(spreads)}
+        print_json({**summary, "baselines": baselines, "ended_early": sweep.early_ends(results)})
         return
     for name, result in results.items():
         echo(f"{name}: {_run_text(result)}")

@@ -1,6 +1,5 @@
 """`bertsmith glue`: fine-tune on every GLUE task, and print one table."""
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +8,8 @@ from typer import Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.toml_text import value_text
 
 
 def glue(
@@ -61,13 +60,11 @@ def glue(
         out,
         seeds=seeds,
         settings=tuple(settings or ()),
-        options=tuple(
-            (name, f"{key}={value_text(value)}") for name, key, value in given if value is not None
-        ),
+        options=tuple(options.settings_of(given)),
         skip_bad=skip_bad,
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         search=search,
         lr_grid=lr_grid,
     )
     table = stoppable(partial(study, request), as_json=as_json)
-    echo(json.dumps(plain_table(table)) if as_json else table_text(table))
+    print_json(plain_table(table)) if as_json else echo(table_text(table))

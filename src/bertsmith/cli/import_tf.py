@@ -1,14 +1,13 @@
 """`bertsmith import-tf`: turn a published TensorFlow 1 checkpoint into a model folder."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option, echo
+from typer import Argument, Option
 
 from bertsmith.cli import options
-from bertsmith.cli.presenting import print_facts
+from bertsmith.cli.presenting import print_facts, print_json
 
 if TYPE_CHECKING:
     from bertsmith.interchange.tensorflow import ImportReport
@@ -39,7 +38,7 @@ def import_tf(
 
     report = import_checkpoint(source, out, gelu=gelu)
     if as_json:
-        echo(json.dumps(asdict(report) | {"out": str(report.out)}))
+        print_json(asdict(report) | {"out": str(report.out)})
     else:
         show(report)
 

@@ -1,14 +1,14 @@
 """`bertsmith inspect`: check a data set before training on it."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, echo
+from typer import Argument, Option
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError, shown
 from bertsmith.tasks.table_format import TableFormat
 
@@ -86,7 +86,7 @@ def inspect(
         task_and_files = _own(replace(spec, dev_fraction=dev_share), form, files)
     found = inspect_files(*task_and_files)
     if as_json:
-        echo(json.dumps(asdict(found), ensure_ascii=False))
+        print_json(asdict(found))
     else:
         show(found)
 

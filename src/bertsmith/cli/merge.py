@@ -1,12 +1,12 @@
 """`bertsmith merge`: merge an adapter and its base into one ordinary model folder."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder
 
@@ -38,4 +38,4 @@ def merge(
 
     with new_folder(out) as fresh:
         load(adapter, device="cpu", base=base).save(fresh)
-    echo(json.dumps({"out": str(out)}) if as_json else f"{adapter} -> {out}")
+    print_json({"out": str(out)}) if as_json else echo(f"{adapter} -> {out}")

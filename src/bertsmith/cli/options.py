@@ -1,11 +1,13 @@
-"""Options that several verbs have."""
+"""Options that several verbs have, and the settings that options stand for."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 from typer import Option
 
 from bertsmith.model import sentence_modules
+from bertsmith.recipe.toml_text import value_text
 
 Model = Annotated[
     Path | None,
@@ -78,3 +80,8 @@ Columns = Annotated[
     str, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
 ]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")]
+
+
+def settings_of(given: Iterable[tuple[str, str, object]]) -> list[tuple[str, str]]:
+    """Return the options that were given, by option, recipe key and value, each with its `key=value`."""
+    return [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]

@@ -1,6 +1,5 @@
 """`bertsmith evaluate` and `predict`: run a fine-tuned model, or an ensemble, on a file."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,6 +9,7 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import show_classes, show_comparison
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 from bertsmith.tasks.table_format import TableFormat
 
@@ -62,7 +62,7 @@ def evaluate(
     if as_json:
         summary = {"examples": len(file.examples), "skipped": file.skipped, "measures": metrics}
         of_classes = {label: asdict(scores) for label, scores in classes.items()}
-        echo(json.dumps({**summary, "baseline": baseline, "classes": of_classes}))
+        print_json({**summary, "baseline": baseline, "classes": of_classes})
         return
     skipped = f" ({file.skipped:,} bad lines skipped)" if file.skipped else ""
     echo(f"{file.task.title}, {len(file.examples):,} examples{skipped}")
@@ -130,7 +130,7 @@ def predict(
     submitted = [] if official is None else [write_official(official, file)]
     names = [str(path) for path in (*write_predictions(out, file, with_text=with_text), *submitted)]
     if as_json:
-        echo(json.dumps({"examples": len(file.examples), "skipped": file.skipped, "written": names}))
+        print_json({"examples": len(file.examples), "skipped": file.skipped, "written": names})
         return
     echo(f"{len(file.examples):,} examples -> {', '.join(names)}")
     if file.skipped:

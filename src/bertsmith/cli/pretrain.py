@@ -1,6 +1,5 @@
 """`bertsmith pretrain`: train a model from a token store."""
 
-import json
 import time
 from dataclasses import asdict
 from functools import partial
@@ -12,16 +11,16 @@ from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import LOSS, Metric, brief
 from bertsmith.core.wording import counted
-from bertsmith.recipe.toml_text import value_text
 
 AUTO = "auto"
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from bertsmith.pretraining.pretrain import PretrainingResult
     from bertsmith.recipe.schema import Recipe
@@ -96,7 +95,7 @@ def pretrain(
     sizes = run_options(
         steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
     )
-    given, settings = [*spelled(begins), *sizes], settings or []
+    given, settings = [*options.settings_of(begins), *sizes], settings or []
     stopping = EarlyStopping(if_flat=stop_if_flat)
     if check_auto(recipe, size=size, objective=objective, sweeps=bool(sweep)):
         from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
@@ -154,12 +153,7 @@ def run_options(
         ("--device", "run.device", device or None),
         ("--precision", "run.precision", precision or None),
     )
-    return spelled(given)
-
-
-def spelled(given: "Iterable[tuple[str, str, Any]]") -> "list[tuple[str, str]]":
-    """Return the given options, each with its `key=value`."""
-    return [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
+    return options.settings_of(given)
 
 
 def run(
@@ -233,7 +227,7 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json:
     if as_json:
         rows = [{**asdict(each), "folder": str(each.folder)} for each in outcomes]
         best = "" if outcomes[0].early_end else outcomes[0].name
-        echo(json.dumps({"state": "finished", "best": best, "runs": rows}))
+        print_json({"state": "finished", "best": best, "runs": rows})
         return
     from bertsmith.objectives.registry import declaration
 
@@ -283,7 +277,7 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
             "saved_step": result.saved_step,
             "early_end": result.early_end,
         }
-        echo(json.dumps(summary))
+        print_json(summary)
         return
     from bertsmith.pretraining.learning_watch import WHAT_TO_TRY, above_frequencies
     from bertsmith.pretraining.pretrained_model import held_out_rows

@@ -10,7 +10,6 @@ from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
-from bertsmith.recipe.toml_text import value_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -100,8 +99,7 @@ def prune(
         ("--device", "run.device", device),
         ("--seed", "run.seed", seed),
     ]
-    options = [(name, f"{key}={value_text(value)}") for name, key, value in given if value is not None]
-    training = Training(task, tuple(settings or ()), tuple(options))
+    training = Training(task, tuple(settings or ()), tuple(options.settings_of(given)))
     if method == "magnitude":
         units = {"--heads": heads, "--ffn": ffn, "--drop-layers": drop_layers, "--widths": widths}
         check_no_units(units | {"--examples": examples})

@@ -1,12 +1,12 @@
 """`bertsmith recipe`: list the presets, and show every setting of a recipe with its origin."""
 
-import json
 from dataclasses import asdict
 from typing import Annotated, Any
 
 from typer import Argument, Typer, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.verb import Verb, Verbs
 
 recipe = Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
@@ -48,7 +48,7 @@ def show(
         loaded = load_recipe_with_origins(name, overrides or [])
     if as_json:
         settings = (asdict(setting) for setting in settings_of(loaded))
-        echo(json.dumps({each.pop("key"): each for each in settings}, ensure_ascii=False))
+        print_json({each.pop("key"): each for each in settings})
     else:
         echo(annotated_text(loaded), nl=False)
 
@@ -66,7 +66,7 @@ def list_presets(as_json: options.Json = False) -> None:
     summaries = preset_summaries()
     if as_json:
         plain = (asdict(summary) for summary in summaries)
-        echo(json.dumps({each.pop("name"): each for each in plain}, ensure_ascii=False))
+        print_json({each.pop("name"): each for each in plain})
         return
     widest = max(len(each.name) for each in summaries)
     for each in summaries:

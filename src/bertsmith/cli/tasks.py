@@ -1,11 +1,11 @@
 """`bertsmith tasks`: list all tasks with their files, metrics and published settings."""
 
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 
 if TYPE_CHECKING:
     from bertsmith.tasks.task import Task
@@ -25,7 +25,7 @@ def tasks(
 
     chosen = [task_named(name)] if name else list(TASKS)
     if as_json:
-        echo(json.dumps({task.name: plain(task) for task in chosen}, ensure_ascii=False))
+        print_json({task.name: plain(task) for task in chosen})
         return
     if name:
         show(chosen[0])

@@ -3,7 +3,6 @@
 Ctrl-C, SIGTERM or a closed terminal end a command with one line.
 """
 
-import json
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from typer import Exit, echo
 
+from bertsmith.cli.presenting import print_json
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -149,13 +149,13 @@ class JsonProgress(QuietProgress):
 
     def on_message(self, text: str) -> None:
         """Print a message."""
-        echo(json.dumps({"note": text}))
+        print_json({"note": text})
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         """Print a line of metrics."""
         # As in metrics.jsonl: a value that is not finite (from a broken gradient) is null in JSON.
         broken = [name for name, value in values.items() if isinstance(value, float) and not isfinite(value)]
-        echo(json.dumps({"progress": round(progress, 6), **values, **dict.fromkeys(broken)}))
+        print_json({"progress": round(progress, 6), **values, **dict.fromkeys(broken)})
 
 
 class LogProgress(QuietProgress):

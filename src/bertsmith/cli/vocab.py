@@ -1,6 +1,5 @@
 """`bertsmith vocab`: learn a vocabulary from raw text."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -8,10 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from typer import Argument, Option, echo
+from typer import Argument, Option
 
 from bertsmith.cli import options
-from bertsmith.cli.presenting import print_facts
+from bertsmith.cli.presenting import print_facts, print_json
 from bertsmith.cli.terminal import reporting_stops
 from bertsmith.core.errors import UserError
 
@@ -83,7 +82,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
         learned.tokenizer.save(fresh)
     report, seconds = learned.report, time.monotonic() - started
     if as_json:
-        echo(json.dumps({"out": str(out), **asdict(report), "seconds": round(seconds, 1)}))
+        print_json({"out": str(out), **asdict(report), "seconds": round(seconds, 1)})
     else:
         show(out, report, seconds)
 

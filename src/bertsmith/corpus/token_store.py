@@ -93,9 +93,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         return Manifest.model_validate(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise UserError(f"{key}: {first['msg']}", where=str(folder / MANIFEST), remedy=MAKE_ANEW) from error
+        from bertsmith.recipe.validation_errors import file_error  # its schemas take a moment to build
+
+        raise file_error(error, values, Manifest, where=str(folder / MANIFEST), remedy=MAKE_ANEW) from error
 
 
 Offsets = NDArray[np.int64]

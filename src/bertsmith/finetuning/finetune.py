@@ -60,7 +60,7 @@ SECONDS_BETWEEN_STATES = 300.0
 
 
 class Preparation(Protocol):
-    """What a study adds to the runs that belong to it."""
+    """Additions of a study to the runs that belong to it."""
 
     def first_step(self, steps: int, /) -> int:
         """Return the step of the schedule, of this many steps, at which a new run begins."""
@@ -281,6 +281,6 @@ def next_step(
     if done >= 1:
         return None
     items = batches.step(progress.step)
-    (count,) = world.sum([items.count])
+    count, tokens = world.sum([items.count, items.tokens])
     rate = learning_rate(done, without_short_warmup(recipe.optim, steps=budget.steps))
-    return StepInput(items.micros, (count,), rate, progress)
+    return StepInput(items.micros, (count,), rate, progress, int(tokens))

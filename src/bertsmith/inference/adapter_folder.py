@@ -57,8 +57,8 @@ WITHOUT_EFFECT = {
     *("corda_config", "eva_config", "lora_ga_config"),
 }
 """Keys that are read here, that the tensors determine, or that matter only in training. (The rank is that of
-the tensors; fan_in_fan_out is for layers that BERTs do not have, and peft turns it off for other layers.) Any
-other key must be off."""
+the tensors; fan_in_fan_out is for layers that hold [inputs, outputs], as GPT-2's, and peft turns it off for
+others.) Any other key must be off."""
 PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
 """Values of init_lora_weights that leave the weights of the base as they are."""
 NO_FOLDER = (UserError, OSError, RuntimeError, ValueError)
@@ -348,7 +348,7 @@ def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape
         "auto_mapping": None if head in TASK_TYPES else _class_with(architecture, head),
         "base_model_name_or_path": base,
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(architecture.transposed(f"{name}.weight") for name in low_rank),
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": int(shape.alpha) if shape.alpha.is_integer() else shape.alpha,

@@ -17,7 +17,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.engine import WINDOW_TEXTS, Engine
 from bertsmith.inference.text_reader import TokenizedText, as_list
-from bertsmith.packed import PackedBatch
+from bertsmith.model.encoder import WordView
+from bertsmith.packed import PackedBatch, pack
 from bertsmith.text.tokenizer import Encoded, Tokenizer
 
 MASKS_AT_ONCE = 64
@@ -78,6 +79,9 @@ def encode_masked(
     engine: Engine, texts: Sequence[str | TokenizedText], *, truncate: bool, first: int = 0
 ) -> list[Masked]:
     """Encode texts in which the mask token is a mask and not plain text; number them from `first`."""
+    if not engine.tokenizer.has_mask:
+        remedy = "let it continue a text instead: bertsmith fill TEXT --extend N, in Python bert.extend"
+        raise UserError("the tokenizer of this model has no mask to fill", remedy=remedy)
     spelled = [text.text if isinstance(text, TokenizedText) else text for text in texts]
     for number, text in enumerate(spelled, start=first):
         if not isinstance(text, str):
@@ -174,49 +178,89 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
 
     After `count` tokens, up to `REST_OF_WORD` more complete the last word, while the best one continues it.
 
-    Nothing is kept from one token to the next. In an encoder every token attends to all others. A new token
-    changes the states of all before it, and the whole text is read again.
+    A model that looks to the left keeps its states and reads a new token alone. In others every token attends
+    to all: a new one changes the states of all before it, and the whole text is read again, before a mask.
     """
     check_count("count", count)
-    if all(view.offset > 0 for view in engine.network.encoder.word_views()):
+    views = engine.network.encoder.word_views()
+    if all(view.offset > 0 for view in views):
         what = "this model was trained from right to left and cannot say what comes next"
         raise UserError(what, remedy="take one that was trained from left to right, or with masks")
-    before, after = _split_at_end(engine, text, count)
+    ahead = next((view for view in views if view.offset < 0), None)
+    before, after = _split_at_end(engine, text, count, at_a_mask=ahead is None)
+    guess = _BeforeMask(engine, after) if ahead is None else _FromLeft(engine, ahead)
     own = len(before)
-
-    def at_the_mask(batch: PackedBatch) -> list[Tensor]:
-        mask_1 = torch.tensor([len(before)], device=engine.device)
-        return [word_log_probabilities(engine, engine.network(batch), mask_1)[0]]
-
     room = engine.network.config.positions - len(before) - len(after)
     for number in range(min(count + REST_OF_WORD, room)):
-        ids = [*before, engine.tokenizer.mask_id, *after]
-        size = len(ids)
-        encoded = Encoded(ids, [0] * size, [(0, 0)] * size, [0] * size, [None] * size)
-        (scores_V,) = engine.predict_encoded([encoded], at_the_mask)
+        scores_V, read = guess.next_of(before)
         scores_V[[*engine.tokenizer.special_ids, *_closing_a_loop(before)]] = float("-inf")
         ((token, score),) = _best(engine, scores_V, 1)
         if number >= count and not _continues_word(engine, token):
             return
         before.append(token)
         longer = _with_tokens(engine, text, before[own:])
-        yield Extension(engine.tokenizer.token(token), math.exp(score), longer, size)
+        yield Extension(engine.tokenizer.token(token), math.exp(score), longer, read)
 
 
-def _split_at_end(engine: Engine, text: str, count: int) -> tuple[list[int], list[int]]:
+class _FromLeft:
+    """Predicts the next token from the last one's state; the tokens before it are read once, if possible."""
+
+    def __init__(self, engine: Engine, view: WordView) -> None:
+        self.engine, self.part = engine, view.part
+        self.stream, self.read = engine.network.encoder.stream(), 0
+
+    def next_of(self, ids: Sequence[int]) -> tuple[Tensor, int]:
+        """Return the log-probabilities [V] of the token after these, and how many were read for them."""
+        batch = pack([ids[self.read :]])
+        batch = replace(batch, positions_T=batch.positions_T + self.read).to(self.engine.device)
+        if self.stream is not None:
+            self.read = len(ids)
+        with torch.no_grad():
+            hidden_TD = (self.stream or self.engine.network)(batch)
+            scores_1V = self.engine.network.scores_of_words(hidden_TD[-1:, self.part])
+        log_probabilities_V = scores_of_tokens(self.engine, scores_1V)[0].log_softmax(-1).cpu()
+        return log_probabilities_V, len(batch.tokens_T)
+
+
+class _BeforeMask:
+    """Predicts a mask after the text, in front of the tokens that let the sentence seem to continue."""
+
+    def __init__(self, engine: Engine, after: Sequence[int]) -> None:
+        self.engine, self.after = engine, after
+
+    def next_of(self, before: Sequence[int]) -> tuple[Tensor, int]:
+        """Return the log-probabilities [V] of the token after these, and how many were read for them."""
+        engine, ids = self.engine, [*before, self.engine.tokenizer.mask_id, *self.after]
+        size = len(ids)
+        encoded = Encoded(ids, [0] * size, [(0, 0)] * size, [0] * size, [None] * size)
+
+        def at_the_mask(batch: PackedBatch) -> list[Tensor]:
+            mask_1 = torch.tensor([len(before)], device=engine.device)
+            return [word_log_probabilities(engine, engine.network(batch), mask_1)[0]]
+
+        (scores_V,) = engine.predict_encoded([encoded], at_the_mask)
+        return scores_V, size
+
+
+def _split_at_end(engine: Engine, text: str, count: int, *, at_a_mask: bool) -> tuple[list[int], list[int]]:
     """Return the tokens before and after the new ones."""
-    mask, limit = engine.tokenizer.mask_token, engine.network.config.positions
-    if isinstance(text, str) and mask in text:
-        raise UserError(f"the text has a {mask} already", remedy="fill it first, or leave it out")
-    (encoded,), stop = engine.reader.encode([text], truncate=False), engine.tokenizer.encode(".")
-    # Before the end of a text every model predicts a full stop. With one more mask and the stop after the new
-    # token, the sentence seems to continue.
-    rest = [engine.tokenizer.mask_id, *(stop.ids[row] for row, own in enumerate(stop.sequence) if own == 0)]
+    tokenizer, limit = engine.tokenizer, engine.network.config.positions
+    if isinstance(text, str) and tokenizer.has_mask and tokenizer.mask_token in text:
+        what = f"the text has a {tokenizer.mask_token} already"
+        raise UserError(what, remedy="fill it first, or leave it out")
+    (encoded,) = engine.reader.encode([text], truncate=False)
     end = 1 + max(row for row, sequence in enumerate(encoded.sequence) if sequence == 0)
-    if (needed := len(encoded) + count + len(rest)) > limit:
+    after: list[int] = []
+    if at_a_mask:
+        # Before the end of a text every model predicts a full stop. With one more mask and the stop after
+        # the new token, the sentence seems to continue.
+        stop = tokenizer.encode(".")
+        rest = [stop.ids[row] for row, own in enumerate(stop.sequence) if own == 0]
+        after = [tokenizer.mask_id, *rest, *encoded.ids[end:]]
+    if (needed := end + count + len(after)) > limit:
         what = f"the longer text would have {needed} tokens but the model takes {limit}"
         raise UserError(what, remedy="shorten the text or add fewer")
-    return encoded.ids[:end], [*rest, *encoded.ids[end:]]
+    return encoded.ids[:end], after
 
 
 def _closing_a_loop(ids: Sequence[int]) -> set[int]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def activation_function(name: str) -> "Activate":
-    """What an activation computes."""
+    """Return the function of an activation."""
     return ACTIVATIONS[name]()
 
 

@@ -1,4 +1,4 @@
-"""What an architecture says of itself: its config, its parts, the published names of its weights.
+"""Description of an architecture: its config, its parts, the published names of its weights.
 
 Recipes ask an architecture what it can do (which heads it has, what its config.json can say, how many weights
 a size has), and `bertsmith recipe` never loads torch. So the files of `architectures/` import torch, and all
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
+from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -29,7 +29,7 @@ def fill_vector(name: str, vector: "Tensor") -> None:
 
 @dataclass(frozen=True, slots=True)
 class InitialRule:
-    """How initial matrices are sampled; the standard deviation may depend on the parameter's name."""
+    """Sampling of initial matrices; the standard deviation may depend on the parameter's name."""
 
     std: Callable[[str], float]
     cut: float = 2.0
@@ -48,7 +48,7 @@ class HeadSpec(Generic[Taken]):
     needs: tuple[str, ...] = ()
     """Other heads it stands on."""
     labelled: bool = False
-    """Whether each output is a label of the task, as id2label names them."""
+    """True if each output is a label of the task, as id2label names them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +64,12 @@ class Architecture(Generic[Config]):
     """Relative to the prefix."""
     words_key: str = "embeddings.words.weight"
     """Our name of the word embeddings in the encoder."""
+    transposed: Callable[[str], bool] = lambda _: False
+    """True for published weights that are stored as [inputs, outputs]."""
+    directions: tuple[Direction, ...] = ("both", "left-to-right", "right-to-left")
+    """The sides that its models can see, and its config.json can say."""
     prefix: str
-    """What stands before encoder weights in a file that also has heads."""
+    """Prefix of encoder weights in a file that also has heads."""
     heads: Mapping[str, HeadSpec[Config]]
     classes: Mapping[str, tuple[str, ...]]
     """The published class -> the heads it holds, richest first."""
@@ -75,9 +79,9 @@ class Architecture(Generic[Config]):
     tied: Mapping[str, str]
     """Published second names of a weight -> its first name."""
     next_label: int = 0
-    """Which output of the next-sentence head says that B follows A: 0 in BERT, 1 in ERNIE."""
+    """Output of the next-sentence head for "B follows A": 0 in BERT, 1 in ERNIE."""
     pretraining: "Pretraining[Config] | None" = None
-    """What a recipe needs to train one from scratch; None where it can only resume from a model folder."""
+    """Requirements of training from scratch; None if a run can only continue from a model folder."""
 
     def names_of_head(self, head: str, config: Config) -> set[str]:
         """All published names of a head's weights."""
@@ -93,13 +97,13 @@ class Architecture(Generic[Config]):
         return next(second for second, first in self.tied.items() if first == words)
 
     def has_pair_head(self) -> bool:
-        """Whether it has a head for sentence pairs."""
+        """True if it has a head for sentence pairs."""
         return not self.heads.keys().isdisjoint(("nsp", "sop"))
 
 
 @dataclass(frozen=True, slots=True)
 class Pretraining(Generic[Config]):
-    """What a recipe needs to know to train an architecture from scratch."""
+    """Properties that a recipe needs to train an architecture from scratch."""
 
     vocabulary: int
     """Entries of the published vocabulary: a recipe leaves the vocabulary to the store it is run on."""
@@ -108,12 +112,12 @@ class Pretraining(Generic[Config]):
     config_class: type[Config]
     min_segments: int = 1
     own_head_dropout: bool = False
-    """Whether the dropout before a task's output layer has a published rate of its own (ALBERT, DistilBERT,
+    """True if the dropout before a task's output layer has a separate published rate (ALBERT, DistilBERT,
     ModernBERT); elsewhere it is the encoder's."""
     generator_config: Callable[[Config, float], Config] | None = None
     """The config of the generator, at a fraction of the size, where it can learn from one (ELECTRA)."""
     generator_part: Literal["width", "layers"] = "width"
-    """What of the generator is that fraction."""
+    """Part of the generator that is scaled by the fraction."""
 
 
 def published_in(names: Names) -> set[str]:
@@ -138,5 +142,5 @@ def constant_std(config: EncoderConfig) -> InitialRule:
 
 
 def with_prefix(names: Names, prefix: str) -> Names:
-    """The same names with a prefix before the published ones."""
+    """Return names with a prefix before the published ones."""
     return {ours: tuple(prefix + name for name in theirs) for ours, theirs in names.items()}

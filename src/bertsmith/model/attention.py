@@ -20,7 +20,7 @@ EVERYTHING = -1
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """Who may look at whom inside a sequence, and the dropout on the probabilities.
+    """Visibility between the tokens of a sequence, and the dropout on the probabilities.
 
     A rule is static data that a compiled graph can be specialised on. Dropout therefore samples from torch's
     generator of the device, like every other dropout of a network: seed that, and the step is reproducible.
@@ -28,7 +28,7 @@ class AttentionRule:
 
     causal: bool = False
     window: int = EVERYTHING
-    """How far each token sees to either side."""
+    """Number of tokens that each token sees to either side."""
     dropout: float = 0.0
     backwards: bool = False
     """With `causal`: each token sees itself and what follows, not what came before."""
@@ -62,7 +62,7 @@ def explain_attention(
 def attention_probabilities(
     query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule, hidden: Tensor | None = None
 ) -> Tensor:
-    """What each token of a sequence attends to [H, N, N]; several of one length may stand in front.
+    """Return the probabilities of each token [H, N, N]; several sequences of one length may be in front.
 
     Keys may be hidden besides those that the rule hides, as a mask over the scores.
     """
@@ -80,7 +80,7 @@ def attention_probabilities(
 
 
 def _hidden(length: int, rule: AttentionRule, device: torch.device) -> Tensor:
-    """Which keys each query may not see [N, N]."""
+    """Return a mask of the keys that each query may not see [N, N]."""
     index_N = torch.arange(length, device=device)
     distance_NN = index_N[:, None] - index_N[None, :]
     hidden_NN = torch.zeros_like(distance_NN, dtype=torch.bool)

@@ -31,13 +31,13 @@ MAX_FLASH_HEAD_WIDTH = 256
 
 
 def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> bool:
-    """Whether the flash kernel can run this query: half precision, Ampere or newer, a head width it knows."""
+    """True if the flash kernel can run this query: half precision, Ampere or newer, a known head width."""
     half = query_THK.dtype in (torch.bfloat16, torch.float16)
     return half and flash_fits(query_THK.shape[-1], query_THK.device)
 
 
 def flash_fits(head_width: int, device: torch.device) -> bool:
-    """Whether the flash kernel takes heads of this width on this GPU, in half precision."""
+    """True if the flash kernel supports heads of this width on this GPU, in half precision."""
     fits = head_width % 8 == 0 and head_width <= MAX_FLASH_HEAD_WIDTH
     return fits and torch.cuda.get_device_capability(device) >= (8, 0)
 
@@ -58,7 +58,7 @@ def flash_attention(
 
 
 def efficient_takes(query_THK: Tensor, _layout: Layout, rule: AttentionRule) -> bool:
-    """Whether the efficient kernel can run this: not double precision, no window, no dropout, aligned heads.
+    """True if the efficient kernel can run this: not double precision, no window or dropout, aligned heads.
 
     Its dropout over packed sequences is wrong in torch 2.11: every sequence gets the same mask, and the
     backward pass another one than the forward.
@@ -86,7 +86,7 @@ class Kernel(NamedTuple):
 
     device: Literal["cpu", "cuda", "any"]
     takes: Callable[[Tensor, Layout, AttentionRule], bool]
-    """Whether it can compute this query of its device and this rule, and is the fastest left that can."""
+    """True if this kernel supports the query and the rule; `KERNELS` is ordered fastest first."""
     attend: Attend
 
 

@@ -118,3 +118,6 @@ class DisentangledEncoder(Transformer):
     ) -> None:
         super().__init__(embeddings, blocks, order=range(len(blocks)))
         self.relative = relative
+
+    def stream(self) -> None:
+        """Return None: its attention also reads where tokens stand, and takes whole sequences."""

@@ -1,4 +1,4 @@
-"""What is computed of each value by itself, quicker than torch where it is slow: GELU and dropout.
+"""Elementwise GELU and dropout for the cases in which torch is slow.
 
 On ARM torch computes the derivative of the erf GELU ten times slower than the function. On any CPU it samples
 Bernoulli numbers one by one; four of ours come from one number of the same generator.
@@ -39,7 +39,7 @@ class _Gelu(torch.autograd.Function):
 # ---- dropout
 
 VALUES = 2**16
-"""So many values a sample of 16 bits can have: dropout of 0.1 is really 6554 / 65536."""
+"""Number of values of a 16-bit sample: dropout of 0.1 is really 6554 / 65536."""
 
 
 def dropout_seed(device: torch.device) -> Tensor:
@@ -64,7 +64,7 @@ def real_probability(probability: float) -> float:
 
 
 def dropped_values(probability: float) -> int:
-    """How many of the values a sample can have are dropped; never all, which no 16 bits can say."""
+    """Return the number of sample values that are dropped; never all, as 16 bits cannot represent that."""
     return min(round(probability * VALUES), VALUES - 1)
 
 

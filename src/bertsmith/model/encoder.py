@@ -4,7 +4,7 @@ Shapes: T packed tokens, R of them that are requested, P predicted ones, D model
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import torch
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from bertsmith.model.transformer import Embeddings
 
 Rows = Tensor | slice
-"""Which packed rows are wanted: their numbers [R], or all."""
+"""Requested packed rows: their numbers [R], or all."""
 ALL = slice(None)
+Stream = Callable[[PackedBatch], Tensor]
+"""Takes a text's next tokens with their positions, keeps what later ones need, and returns their states."""
 Sentence = Literal["first", "last", "mean", "ends"]
-"""What stands for a whole sequence; a function for each is in SENTENCE_STATES."""
+"""State that represents a whole sequence; a function for each is in SENTENCE_STATES."""
 
 
 class Depth(NamedTuple):
@@ -33,12 +35,12 @@ class Depth(NamedTuple):
 
 
 class Stack(NamedTuple):
-    """How many matrices of equal height one parameter holds."""
+    """Number of matrices of equal height in one parameter."""
 
     computed: int = 1
-    """As they are multiplied: Muon takes a step for each."""
+    """Number of matrices as they are multiplied: Muon takes a step for each."""
     published: int = 1
-    """As model files have them: LAMB compares the length of each."""
+    """Number of matrices in model files: LAMB compares the length of each."""
 
 
 class NamedLinear(NamedTuple):
@@ -169,6 +171,10 @@ class Encoder(nn.Module, ABC):
         views = self.word_views()
         parts = zip(hidden_RD.chunk(len(views)), views, strict=True)
         return [hidden_PD[:, view.part] for hidden_PD, view in parts]
+
+    def stream(self) -> Stream | None:
+        """Return a reader for a text that goes on; None if a new token changes the states before it."""
+        return None
 
     def sentence_rows(self, layout: Layout) -> Rows:
         """Return the rows that `sentence_states` reads."""

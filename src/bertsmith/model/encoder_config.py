@@ -9,18 +9,18 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.activations import ACTIVATIONS
 
 Direction = Literal["both", "left-to-right", "right-to-left", "two-directions"]
-"""Which tokens of its sequence a token sees besides itself: all, those before it, or those behind it. In two
+"""Tokens of its sequence that a token sees besides itself: all, those before it, or those after it. In two
 directions, half of its state sees those before it, and half those behind it."""
 FP32, BF16 = 4, 2
 Part = TypeVar("Part")
 
 
 class PassSize(NamedTuple):
-    """What goes through a network at once."""
+    """Size of one forward pass."""
 
     tokens: int
     sequences: int
-    """As long as each other: attention costs the square of a length."""
+    """Number of sequences, of equal length: attention costs the square of a length."""
     predicted: int = 0
     """Tokens whose words are scored."""
 
@@ -71,7 +71,7 @@ class EncoderConfig(ABC):
     initial_std: float = 0.02
     pad_id: int = 0
     tied: bool = True
-    """Whether the word embeddings are also the decoder of masked words; else that has weights of its own."""
+    """True if the word embeddings are also the decoder of masked words; else it has its own weights."""
     direction: Direction = "both"
     """One side only where the model was trained to predict the next or the previous token."""
 
@@ -194,7 +194,7 @@ class ConfigReader:
         return self.word(key, default, choices=tuple(ACTIVATIONS))
 
     def direction(self) -> Direction:
-        """Which side the model sees: `is_decoder` is what transformers calls left to right."""
+        """Side that the model sees; `is_decoder` is transformers' key for left to right."""
         if self.switch("is_decoder", False):
             return "left-to-right"
         # transformers knows no model that reads from right to left, so this key is ours.
@@ -224,7 +224,7 @@ class ConfigReader:
         return str(self.values.get("base_model_type", "modernbert") if named == OWN_TYPE else named)
 
     def sizes(self, key: str, *, count: int, most: int) -> tuple[int, ...]:
-        """So many whole numbers from 1 on, or none at all."""
+        """Return `count` whole numbers from 1 to `most`, or () if the key is missing."""
         value = self._get(key, None)
         if value is None:
             return ()
@@ -264,7 +264,7 @@ class ConfigReader:
 
 
 def direction_keys(config: EncoderConfig) -> dict[str, Any]:
-    """What config.json says of a model that sees one side only; nothing of one that sees both."""
+    """Return the keys of config.json for a model that sees one side only; {} for one that sees both."""
     if config.direction == "left-to-right":
         return {"is_decoder": True}
     return {"attention_direction": config.direction} if config.direction == "right-to-left" else {}

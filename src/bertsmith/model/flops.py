@@ -1,4 +1,4 @@
-"""How many operations a network takes: the one count behind every share of a chip's speed that is told.
+"""Count the floating-point operations of a network. Every utilisation figure (MFU) uses this count.
 
 A weight of a product costs a token 2 operations forward and twice as many backward; attention costs
 4 x width for each pair of tokens, scores and mix together. Embeddings, norms and the small heads on

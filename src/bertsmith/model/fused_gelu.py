@@ -54,17 +54,17 @@ def fused_gated_gelu(halves_TJ: Tensor) -> Tensor:
 
 
 def kernel_takes(values_TD: Tensor) -> bool:
-    """Whether the kernel is worth it: in a training step, in any precision but double."""
+    """True if the kernel is worthwhile: in a training step, in any precision except double."""
     return torch.is_grad_enabled() and gate_kernel_takes(values_TD)
 
 
 def gate_kernel_takes(halves_TJ: Tensor) -> bool:
-    """Whether the kernel with a gate runs: in any precision but double."""
+    """True if the kernel with a gate runs: in any precision except double."""
     return halves_TJ.dtype != torch.float64 and triton_runs_on(halves_TJ.device)
 
 
 def product_takes(values_TD: Tensor, weight_ID: Tensor) -> bool:
-    """Whether a product may compute GELU: on CUDA, of weights in bf16, which do not learn."""
+    """True if a product may compute GELU: on CUDA, in bf16, without gradients."""
     narrow = values_TD.dtype == weight_ID.dtype == torch.bfloat16
     return narrow and values_TD.is_cuda and not torch.is_grad_enabled()
 

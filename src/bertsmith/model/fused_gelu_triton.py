@@ -15,7 +15,7 @@ from bertsmith.model.partial_sums_triton import total
 from bertsmith.model.triton_ready import multiprocessors
 
 ROWS, COLUMNS = 4, 512
-"""Of a tile: two loads of 16 bytes for each of 128 threads."""
+"""Size of a tile: two loads of 16 bytes for each of 128 threads."""
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 4}
 BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 12, 6
@@ -182,7 +182,7 @@ def gated_gelu_backward(
 
 @triton.jit
 def _normal(values):
-    """What part of a normal distribution lies below, and its density."""
+    """Return the cumulative probability of the normal distribution, and its density."""
     bell = tl.exp2(values * values * -0.7213475204444817)  # exp(-values**2 / 2)
     near = tl.rsqrt(1.0 + 0.23164187806706785 * tl.abs(values))  # 0.3275911 / sqrt(2)
     near *= near  # quicker than a division, which minds numbers that there are none of here

@@ -28,7 +28,7 @@ from bertsmith.model.torch_internals import (
 from bertsmith.packed import Layout
 
 GROUP_COST = 24_000
-"""What a group costs by itself, in scores that could be computed instead; measured on two CPUs."""
+"""Fixed cost of a group, in scores that could be computed instead; measured on two CPUs."""
 CACHED_PLANS = 16 + 2 * (os.cpu_count() or 1)
 """All layers of a pass ask for the same plan, and on a CPU as many passes are at work as there are cores."""
 
@@ -37,7 +37,7 @@ CACHED_PLANS = 16 + 2 * (os.cpu_count() or 1)
 
 
 class Operands(NamedTuple):
-    """What attention is computed from."""
+    """Inputs of attention."""
 
     query_GHNK: Tensor
     key_GHNK: Tensor
@@ -45,7 +45,7 @@ class Operands(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What a backward pass needs besides the operands."""
+    """Values that a backward pass needs besides the operands."""
 
     gradient_GHNK: Tensor
     mixed_GHNK: Tensor
@@ -64,7 +64,7 @@ class DenseAttention:
     """Later keys are hidden, though no bias says so."""
     dropout: float
     generator: torch.Generator | None
-    """Where dropout samples from, seeded alike for both passes; None without dropout."""
+    """Generator of dropout, with the same seed in both passes; None without dropout."""
 
     def forward(self) -> tuple[Tensor, Tensor]:
         """The mix, and the normalisers [G, H, N]."""
@@ -146,7 +146,7 @@ class DenseAttention:
         return torch.where(dropped_GHNN, query.new_full((), lowest(query.dtype)), others)
 
     def _dropped(self) -> Tensor | None:
-        """Which probabilities are dropped [G, H, N, N], if any."""
+        """Return a mask of the dropped probabilities [G, H, N, N], if any."""
         if self.generator is None:
             return None
         # Both passes sample group after group from one seed, so the backward drops what the forward dropped.
@@ -171,7 +171,7 @@ def lowered(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def unseen(length: int, *, causal: bool, window: int, device: torch.device) -> Tensor | None:
-    """Which keys a rule hides from a query of one sequence [N, N], or None where it sees all."""
+    """Return the keys that a rule hides from a query of one sequence [N, N], or None if it sees all."""
     if not causal and (window < 0 or window >= length - 1):
         return None
     index_N = torch.arange(length, device=device)
@@ -222,7 +222,7 @@ class _Group:
     rows: slice | Tensor
     """Their packed rows [G * N], a slice where they lie side by side; filler repeats its sequence's first."""
     real: tuple[Tensor, Tensor] | None
-    """Which of the G * N are no filler, and the packed rows of these; None where there is no filler."""
+    """Mask of the G * N that are not filler, and their packed rows; None without filler."""
 
     def gather(self, values: Tensor) -> Tensor:
         """The rows of this group as [G, H, N, ...]."""
@@ -230,7 +230,7 @@ class _Group:
         return chosen.view(self.sequences, self.width, *chosen.shape[1:]).transpose(1, 2)
 
     def gather_gradient(self, values: Tensor) -> Tensor:
-        """The same of a gradient, which filler has none of."""
+        """Gather a gradient, which is 0 for filler."""
         if self.real is None:
             return self.gather(values)
         indices, rows = self.real
@@ -267,7 +267,7 @@ class _Group:
 def _bias(
     group: _Group, causal: bool, window: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """What hides keys [G or 1, 1, N, N], if any are hidden; cached, as every layer asks for the same."""
+    """Return the mask of hidden keys [G or 1, 1, N, N], if any; cached, as all layers need the same one."""
     hidden = unseen(group.width, causal=causal, window=window, device=device)
     if group.real is not None:
         filler = torch.ones(group.sequences * group.width, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""What stands on an encoder: the pooler, the pre-training heads and the task heads.
+"""Model heads: the pooler, the pre-training heads and the task heads.
 
 Shapes: D model width, E embedding width, P predicted rows, S sequences, V vocabulary.
 """
@@ -13,7 +13,7 @@ from torch.nn import functional
 from bertsmith.model.activations import activation_function
 
 Reads = Literal["tokens", "sentence", "pooled"]
-"""What a head is given: every token's state, the encoder's sentence state, or the pooler's output."""
+"""Input of a head: every token's state, the encoder's sentence state, or the pooler's output."""
 ALIGNED_WORDS = 64
 """A GPU multiplies three times as fast by rows of whole 16 bytes, which 30,522 scores are not."""
 
@@ -78,7 +78,7 @@ class MaskedLanguageHead(nn.Module):
 
 
 def aligned_words(vocabulary: int) -> int:
-    """So many scores a row has where they are aligned."""
+    """Return the number of scores in an aligned row."""
     return -(-vocabulary // ALIGNED_WORDS) * ALIGNED_WORDS
 
 

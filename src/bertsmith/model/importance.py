@@ -1,4 +1,4 @@
-"""How much each head and each feed-forward neuron matters to a loss: the gradient of a gate on its output.
+"""Importance of each head and each feed-forward neuron to a loss: the gradient of a gate on its output.
 
 Michel et al. 2019, "Are Sixteen Heads Really Better than One?": a head's output is multiplied by a gate of 1,
 and its importance is the expectation over the data of the absolute derivative of the loss by that gate. It

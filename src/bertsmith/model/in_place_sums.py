@@ -37,13 +37,13 @@ def add_in_place(graph: Graph, joint: str = JOINT) -> None:
 
 
 def _is_of(joint: str, total: Node) -> bool:
-    """Whether this is a result of a joint."""
+    """True if this is a result of a joint."""
     source = total.args[0] if total.target is operator.getitem else None
     return isinstance(source, Node) and str(source.target) == joint
 
 
 def _same_shape(total: Node, node: Node) -> bool:
-    """Whether what is added to has the shape of the sum, each value in a place of its own."""
+    """True if both have the same shape, and the values of the total are contiguous."""
     ours, summed = total.meta["val"], node.meta["val"]
     same = ours.dim() == summed.dim() and all(
         statically_known_true(a == b) for a, b in zip(ours.shape, summed.shape, strict=True)
@@ -52,7 +52,7 @@ def _same_shape(total: Node, node: Node) -> bool:
 
 
 def _is_last_use(total: Node, node: Node, order: dict[Node, int]) -> bool:
-    """Whether neither the product nor anything after it reads what lies where the total does."""
+    """True if neither the product nor anything after it reads the memory of the total."""
     there = {each for each in order if _place(each) == _place(total)}
     return there.isdisjoint(node.args[1:]) and all(
         order[user] <= order[node] for each in there for user in each.users

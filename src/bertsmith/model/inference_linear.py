@@ -14,50 +14,36 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from bertsmith.model import torch_internals
 from bertsmith.model.lora import LoraLinear
 from bertsmith.model.quantised_weights import GROUP_INPUTS, EightBitSteps, QuantisedLinear, bits_of
-from bertsmith.model.torch_internals import (
-    Quantised,
-    QuantisedWeight,
-    has_4bit_products,
-    has_bf16_products,
-    has_onednn,
-    int8_linear,
-    linear_4bit,
-    multiplies_signed_inputs,
-    pack_4bit_weight,
-    pack_int8_weight,
-    pack_linear_weight,
-    packed_linear,
-    packed_linear_plus,
-)
 
 FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
 """Activations that oneDNN computes on the way out, with its name for their form."""
 UNSIGNED_MIDDLE = 128
-"""How far signed 8-bit numbers are moved up to be unsigned ones, and these down; it is their highest bit."""
+"""Difference of unsigned and signed 8-bit numbers: their highest bit."""
 
 
 # ---- a linear layer with packed weights
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Whether oneDNN has products of this precision here."""
+    """True if oneDNN has products of this precision on this machine."""
     if dtype == torch.bfloat16:
-        return has_bf16_products()
-    return dtype == torch.float32 and has_onednn()
+        return torch_internals.has_bf16_products()
+    return dtype == torch.float32 and torch_internals.has_onednn()
 
 
 @dataclass(frozen=True, slots=True)
 class Activation:
-    """What comes after a linear layer, by name and as a function."""
+    """Activation after a linear layer, by name and as a function."""
 
     name: str
     function: Callable[[Tensor], Tensor]
 
 
 class InferenceLinear(Protocol):
-    """What an inference block asks of a linear layer."""
+    """Interface of a linear layer in an inference block."""
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
@@ -76,24 +62,25 @@ class PackedLinear:
     """A linear layer in the precision of its weights."""
 
     def __init__(self, linear: nn.Linear) -> None:
-        self._weight = pack_linear_weight(linear.weight.detach().contiguous())
+        self._weight = torch_internals.pack_linear_weight(linear.weight.detach().contiguous())
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
-        return packed_linear(values_TI, self._weight, self._bias)
+        return torch_internals.packed_linear(values_TI, self._weight, self._bias)
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
         """The product after an activation."""
         if activation.name in FUSED:
-            return packed_linear(values_TI, self._weight, self._bias, *FUSED[activation.name])
+            return torch_internals.packed_linear(values_TI, self._weight, self._bias, *FUSED[activation.name])
         if activation.name == "relu2":
-            return packed_linear(values_TI, self._weight, self._bias, *FUSED["relu"]).square_()
+            rectified = torch_internals.packed_linear(values_TI, self._weight, self._bias, *FUSED["relu"])
+            return rectified.square_()
         return activation.function(self(values_TI))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
         """The sum of the product and a residual."""
-        return packed_linear_plus(values_TI, residual_TO, self._weight, self._bias)
+        return torch_internals.packed_linear_plus(values_TI, residual_TO, self._weight, self._bias)
 
 
 class AdaptedLinear:
@@ -127,14 +114,14 @@ class Int8Linear:
         """`dtype`: of inputs and outputs; `to`: the steps in which an activation is given."""
         assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
         self._steps, self._to = linear.steps, to
-        self._weight = QuantisedWeight(
-            pack_int8_weight(linear.whole),
+        self._weight = torch_internals.QuantisedWeight(
+            torch_internals.pack_int8_weight(linear.whole),
             linear.scales_OG[:, 0],
             zeros_O=torch.zeros(len(linear.whole), dtype=torch.int32),
             bias_O=None if linear.bias is None else linear.bias.detach().float(),
         )
         self._per_input_I = _steps_per_input(linear).to(dtype)
-        self._moves_up = linear.steps.dtype == torch.int8 and not multiplies_signed_inputs()
+        self._moves_up = linear.steps.dtype == torch.int8 and not torch_internals.multiplies_signed_inputs()
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
@@ -165,12 +152,12 @@ class Int8Linear:
         if self._moves_up:
             whole_TI, zero = whole_TI.view(torch.uint8) ^ UNSIGNED_MIDDLE, zero + UNSIGNED_MIDDLE
         output = (1.0, 0, dtype) if to is None else (to.size, to.zero, to.dtype)
-        inputs = Quantised(whole_TI.contiguous(), self._steps.size, zero)
-        return int8_linear(inputs, self._weight, output, activation, form)
+        inputs = torch_internals.Quantised(whole_TI.contiguous(), self._steps.size, zero)
+        return torch_internals.int8_linear(inputs, self._weight, output, activation, form)
 
 
 def _steps_per_input(linear: QuantisedLinear) -> Tensor:
-    """How many steps a unit of each input has [I]."""
+    """Return the number of steps in one unit of each input [I]."""
     assert linear.steps is not None, "it was calibrated"
     if linear.per_input_I is not None:
         return linear.per_input_I
@@ -183,7 +170,7 @@ def _rounded(values_TI: Tensor, steps: EightBitSteps, per_input_I: Tensor) -> Te
 
 
 class SignedInt8Linear:
-    """The same where only signed numbers with one scale for all of a weight are multiplied fast: on ARM.
+    """8-bit linear layer for ARM, where only signed numbers with one scale per weight matrix are fast.
 
     A scale for each output or unsigned inputs cost more than ten times the product there
     (`docs/shrinking.md`). So outputs are counted in steps, the bias makes up for inputs that were moved, and
@@ -201,8 +188,8 @@ class SignedInt8Linear:
         self._scales_O = linear.scales_OG[:, 0] * linear.steps.size
         zero = linear.steps.zero - (UNSIGNED_MIDDLE if linear.steps.dtype == torch.uint8 else 0)
         bias_O = 0.0 if linear.bias is None else linear.bias.detach().float()
-        self._weight = QuantisedWeight(
-            pack_int8_weight(linear.whole),
+        self._weight = torch_internals.QuantisedWeight(
+            torch_internals.pack_int8_weight(linear.whole),
             scales_O=torch.ones(1),
             zeros_O=torch.zeros(1, dtype=torch.int32),
             bias_O=bias_O / self._scales_O - zero * linear.whole.sum(1),
@@ -231,8 +218,8 @@ class SignedInt8Linear:
         whole_TI = _rounded(values_TI, self._steps, self._per_input_I)
         if whole_TI.dtype == torch.uint8:
             whole_TI = (whole_TI ^ UNSIGNED_MIDDLE).view(torch.int8)
-        inputs = Quantised(whole_TI.contiguous(), 1.0, 0)
-        return int8_linear(inputs, self._weight, (1.0, 0, torch.float32))
+        inputs = torch_internals.Quantised(whole_TI.contiguous(), 1.0, 0)
+        return torch_internals.int8_linear(inputs, self._weight, (1.0, 0, torch.float32))
 
 
 # ---- a linear layer of 4-bit weights
@@ -244,11 +231,11 @@ class FourBitLinear:
     def __init__(self, linear: QuantisedLinear) -> None:
         self._sizes = (GROUP_INPUTS, linear.in_features, linear.out_features)
         bias_O = None if linear.bias is None else linear.bias.detach()
-        self._weight = pack_4bit_weight(linear.whole, linear.scales_OG, bias_O, self._sizes)
+        self._weight = torch_internals.pack_4bit_weight(linear.whole, linear.scales_OG, bias_O, self._sizes)
 
     def __call__(self, values_TI: Tensor) -> Tensor:
         """The product."""
-        return linear_4bit(values_TI.contiguous(), self._weight, self._sizes)
+        return torch_internals.linear_4bit(values_TI.contiguous(), self._weight, self._sizes)
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
         """The product after an activation."""
@@ -260,8 +247,8 @@ class FourBitLinear:
 
 
 def takes_4bit_products(linear: nn.Linear) -> bool:
-    """Whether this machine has fast products for the 4-bit weights of a layer."""
+    """True if this machine has fast products for the 4-bit weights of a layer."""
     if not isinstance(linear, QuantisedLinear) or bits_of(linear.whole) != 4:
         return False
     is_grouped = linear.scales_OG.shape[1] * GROUP_INPUTS == linear.in_features
-    return is_grouped and linear.dtype == torch.float32 and has_4bit_products()
+    return is_grouped and linear.dtype == torch.float32 and torch_internals.has_4bit_products()

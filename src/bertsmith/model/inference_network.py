@@ -65,7 +65,7 @@ class BlockLinears:
     contract: InferenceLinear
 
     def in_order(self) -> tuple[InferenceLinear, ...]:
-        """As `linears_of` gives those that they come from."""
+        """Return the layers in the order of `linears_of`."""
         return self.project, self.output, self.expand, self.contract
 
 
@@ -83,7 +83,7 @@ class InferenceBlock(nn.Module):
         self.linears = linears
 
     def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
-        """What the heads attend to [T, D], in front of the output layer."""
+        """Return the output of the heads [T, D], before the output layer."""
         projected = self.linears.project(hidden_TD)
         query_THK, key_THK, value_THK = projected.view(len(projected), 3, self.heads, -1).unbind(1)
         if self.rotary is not None:
@@ -91,7 +91,7 @@ class InferenceBlock(nn.Module):
         return attend(query_THK, key_THK, value_THK, batch.layout, self.rule).flatten(1)
 
     def inner(self, hidden_RD: Tensor) -> Tensor:
-        """What the feed-forward's last layer is given [R, I]."""
+        """Return the input of the feed-forward's last layer [R, I]."""
         if not self.gated:
             return self.linears.expand.activated(hidden_RD, self.activation)
         inner, gate = self.linears.expand(hidden_RD).chunk(2, dim=-1)
@@ -156,19 +156,19 @@ def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear
 
 
 def computes_in_4_bits(network: Network) -> bool:
-    """Whether a CPU multiplies the weights of all its layers as the 4-bit ones that they are."""
+    """True if a CPU multiplies the 4-bit weights of all layers as 4-bit numbers."""
     linears = [linear for block in convertible_blocks(network) for linear in linears_of(block)]
     return bool(linears) and all(map(takes_4bit_products, linears))
 
 
 def is_for_memory(blocks: Sequence[Block]) -> bool:
-    """Whether they hold weights of few bits that are to stay small: packed ones would not be."""
+    """True if the blocks have weights of few bits that must stay small: packed ones would not."""
     linears = (linear for block in blocks for linear in linears_of(block))
     return any(isinstance(linear, QuantisedLinear) and linear.steps is None for linear in linears)
 
 
 def packed_network(network: Network, over: Network | None = None) -> Network:
-    """The same network with packed weights where its layers and its precision allow it, else itself.
+    """Return the network with packed weights if its layers and its precision allow it, else itself.
 
     Adapters are computed beside packed weights: those of `over`, the packed network of their base, which are
     then held once, or their own.
@@ -196,7 +196,7 @@ def packed_network(network: Network, over: Network | None = None) -> Network:
 
 
 def int8_network(network: Network, weights: Sequence[QuantisedLinear], dtype: torch.dtype) -> Network:
-    """The same network with 8-bit products by these weights of its layers; all else in another precision."""
+    """Return the network with 8-bit products by these weights of its layers; the rest is in `dtype`."""
     form = SignedInt8Linear if ON_ARM else Int8Linear
     linears = []
     for first in range(0, len(weights), 4):

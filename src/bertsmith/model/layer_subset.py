@@ -9,7 +9,7 @@ from bertsmith.model.transformer import PositionTable
 
 
 def evenly_spaced(layers: int, wanted: int) -> tuple[int, ...]:
-    """So many of these layers, from the first to the last: of 12 layers, 6 are 0, 2, 4, 7, 9 and 11.
+    """Return `wanted` of these layers, from the first to the last: of 12 layers, 6 are 0, 2, 4, 7, 9 and 11.
 
     These are the six of DistilBERT's script (extract_distilbert.py).
     """

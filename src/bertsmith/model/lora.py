@@ -24,7 +24,7 @@ from bertsmith.model.network import Network, published_names
 
 @dataclass(frozen=True, slots=True)
 class LoraShape:
-    """How large adapters are, and how much they count."""
+    """Rank and scale of adapters."""
 
     rank: int
     alpha: float
@@ -33,7 +33,7 @@ class LoraShape:
 
     @property
     def scaling(self) -> float:
-        """What the low-rank product is multiplied by; rsLoRA divides by the root (Kalajdzievski 2023)."""
+        """Factor of the low-rank product; rsLoRA divides by the root (Kalajdzievski 2023)."""
         return self.alpha / (math.sqrt(self.rank) if self.rank_stabilized else self.rank)
 
 
@@ -50,7 +50,7 @@ class LowRank(nn.Module):
         return functional.linear(inner_TR, self.lora_B) * self.scaling
 
     def product(self) -> Tensor:
-        """What it adds to the weights of its layer [O, I], in fp32 or better."""
+        """Return the sum that it adds to the weights of its layer [O, I], in fp32 or better."""
         exact = torch.promote_types(self.lora_A.dtype, torch.float32)
         return self.lora_B.detach().to(exact) @ self.lora_A.detach().to(exact) * self.scaling
 
@@ -71,7 +71,7 @@ class LoraLinear(nn.Linear):
         return self.adapted(super().forward(input), input)
 
     def adapted(self, frozen_TO: Tensor, values_TI: Tensor) -> Tensor:
-        """What the layer gives without its adapters, with them."""
+        """Return the layer's output with its adapters, from that without them."""
         parts = list(frozen_TO.chunk(self.stacked, dim=-1))
         for number, adapter in self.adapters.items():
             parts[int(number)] = parts[int(number)] + adapter(values_TI)
@@ -101,9 +101,9 @@ class PublishedLayer:
     ours: str
     """Our layer."""
     number: int
-    """Of the matrix in our layer."""
+    """Index of the matrix in our layer."""
     stacked: int
-    """How many our layer holds."""
+    """Number of matrices in our layer."""
 
     def in_network(self, network: Network) -> LoraLinear:
         """Our layer, made into one that can hold adapters."""
@@ -185,7 +185,7 @@ def adapters_of(network: Network) -> Iterator[tuple[str, LowRank]]:
 
 
 def has_adapters(network: Network) -> bool:
-    """Whether any layer has an adapter."""
+    """True if any layer has an adapter."""
     return any(isinstance(module, LoraLinear) for module in network.modules())
 
 

@@ -39,12 +39,12 @@ SHORT_TYPES = (torch.bfloat16, torch.float16)
 WEIGHT_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 OUTPUT_LAYER = re.compile(r"heads\.[^.]+\.output\.(weight|bias)")
 """Our names of a task's last layer."""
-BUFFERS = ("position_ids", "token_type_ids")
+BUFFERS = ("position_ids", "token_type_ids", ".attn.bias", ".attn.masked_bias")
 """Constants that old files store among the weights."""
 NORM_PARTS = {"gamma": "weight", "beta": "bias"}
 """TensorFlow's names for the parts of a LayerNorm, in files converted before 2019."""
 PARALLEL_PREFIX = "module."
-"""What torch's data-parallel wrappers put before every name."""
+"""Prefix that torch's data-parallel wrappers add to every name."""
 SHARD_BYTES = 5_000_000_000
 NOT_KEPT = {
     *("architectures", "dtype", "torch_dtype", "transformers_version", "model_type", "num_labels"),
@@ -74,6 +74,8 @@ class CheckpointTensors:
         """The heads whose weights are there, with their numbers of outputs; expected ones must be whole."""
         found: dict[str, int] = {}
         for head in expected:
+            if not self.names_of(head):  # it has no weights, and only the class tells of it (GPT-2's words)
+                found[head] = 0
             self._take(head, found)
             absent = self.names_of(head) - self.tensors.keys()
             # A pooler that is missing altogether is no fault: some models never had one.
@@ -100,9 +102,9 @@ class CheckpointTensors:
     ) -> dict[str, Tensor]:
         """Our tensors, each of one or several published ones below each other; sizes are compared first."""
         for ours, theirs in names.items():
-            size = [len(expected[ours]) // len(theirs), *expected[ours].shape[1:]]
+            part = [len(expected[ours]) // len(theirs), *expected[ours].shape[1:]]
             for name in theirs:
-                actual = list(self.tensors[name].shape)
+                actual, size = list(self.tensors[name].shape), self._as_published(name, part)
                 if actual != size:
                     what = f"{name} is {actual} but {self.config_file.name} asks for {size}"
                     remedy = f"{self.config_file.name} and the weights belong to different models"
@@ -115,6 +117,9 @@ class CheckpointTensors:
             assembled[ours] = torch.cat(parts) if len(parts) > 1 else parts[0]
         return assembled
 
+    def _as_published(self, name: str, size: list[int]) -> list[int]:
+        return size[::-1] if self.architecture.transposed(name) else size
+
     def _has_supports(self, head: str) -> bool:
         supports = (self.names_of(support) for support in self.architecture.heads[head].needs)
         return all(names <= self.tensors.keys() for names in supports)
@@ -122,7 +127,7 @@ class CheckpointTensors:
     def _take(self, head: str, found: dict[str, int]) -> None:
         names = self.names_of(head)
         taken = {name for other in found for name in self.names_of(other)}
-        if head in found or not names <= self.tensors.keys() or names & taken:
+        if head in found or not names or not names <= self.tensors.keys() or names & taken:
             return
         output = self.architecture.heads[head].names(self.config).get("output.weight")
         if output is None:
@@ -137,7 +142,7 @@ class CheckpointTensors:
         if held.dtype not in WEIGHT_TYPES:
             what = f"{name} holds {held.dtype}, not numbers of 16, 32 or 64 bits"
             raise UserError(what, where=str(self.where), remedy="export it as float32")
-        weights = held.to(dtype)
+        weights = (held.t().contiguous() if self.architecture.transposed(name) else held).to(dtype)
         if not weights.isfinite().all():
             what = f"{name} holds NaN or infinite values"
             raise UserError(what, where=str(self.where), remedy="use an earlier checkpoint")
@@ -198,15 +203,15 @@ class Model:
 
     network: Network
     extras: dict[str, Any] = field(default_factory=dict)
-    """What config.json says beyond the config, labels among it; written back as it was."""
+    """Other keys of config.json, labels included; written back unchanged."""
     notes: tuple[str, ...] = ()
-    """What the reader of the folder should know: weights that belong nowhere, a pooler that is not there."""
+    """Notes for the user: unused weights, a missing pooler."""
     untrained: tuple[str, ...] = ()
     """Heads that the folder lacked and that were freshly initialised."""
     sentence: SentenceModules = SentenceModules()
-    """How it makes vectors of texts."""
+    """Modules that make vectors of texts."""
     stored: torch.dtype = torch.float32
-    """What the weights of its file were, last layers of tasks aside, where all are of one type; written back
+    """Type of the weights in its file, without the last layers of tasks, if all have one type; written back
     where none has changed."""
 
     def labels(self) -> tuple[str, ...]:
@@ -225,7 +230,8 @@ def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
     stored = None
     if config_json.get("model_type") == QUANTISED_TYPE:
         config_json = real_config(config_json, where=inner)
-        stored, real = stored_and_real(tensors, where=inner)
+        transposed = architecture_of(ConfigReader(config_json, str(inner)).model_type).transposed
+        stored, real = stored_and_real(tensors, transposed, where=inner)
         tensors = iter(real.items())
     model = model_from_tensors(config_json, tensors, where=inner, dtype=dtype)
     if stored is not None:
@@ -308,6 +314,7 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
     if _classes_of(network) == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
     config_json = published_config(model)
+    _check_read_back(config_json, config)
     short = {name: tensor for name, tensor in tensors.items() if name not in _output_names(names)}
     if model.stored in SHORT_TYPES and all(_fits(tensor, model.stored) for tensor in short.values()):
         tensors |= {name: tensor.to(model.stored) for name, tensor in short.items()}
@@ -318,13 +325,24 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
         model.sentence.write(fresh)
 
 
+def _check_read_back(config_json: Mapping[str, Any], config: EncoderConfig) -> None:
+    """Stop where the config.json to be written would be read as that of another model."""
+    read = read_config(ConfigReader(config_json, "config.json"))
+    for name, value in vars(config).items():
+        if name != "tied" and (found := vars(read).get(name)) != value:
+            what = (
+                f"config.json of a {config.model_type} model cannot say that {name} is {value}, not {found}"
+            )
+            raise UserError(what, remedy="train it as a model of another type")
+
+
 def _output_names(names: Names) -> set[str]:
     """The published names of tasks' last layers, which are exact in any precision."""
     return {name for ours, theirs in names.items() if OUTPUT_LAYER.fullmatch(ours) for name in theirs}
 
 
 def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """Whether a tensor is the same in a shorter type; whole numbers are of none."""
+    """True if a tensor is the same in a shorter type; whole numbers have none."""
     return tensor.is_floating_point() and torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
@@ -348,6 +366,7 @@ def published_config(model: Model) -> dict[str, Any]:
 def _published_tensors(network: Network, names: Names) -> dict[str, Tensor]:
     """The weights of a network under their published names, quantised ones with what belongs to them."""
     ours, tensors = network.state_dict(), dict[str, Tensor]()
+    transposed = architecture_of(network.config.model_type).transposed
     quantised = {
         f"{name}.weight": layer
         for name, layer in network.named_modules(remove_duplicate=False)
@@ -358,8 +377,11 @@ def _published_tensors(network: Network, names: Names) -> dict[str, Tensor]:
             tensors |= stored_tensors(quantised[name], theirs)
             continue
         # Clones: a file must not store one memory twice, nor the rest of a view's memory.
-        parts = [part.clone() for part in ours[name].detach().cpu().contiguous().chunk(len(theirs))]
-        tensors |= dict(zip(theirs, parts, strict=True))
+        parts = ours[name].detach().cpu().contiguous().chunk(len(theirs))
+        for each, part in zip(theirs, parts, strict=True):
+            tensors[each] = (part.t() if transposed(each) else part).clone(
+                memory_format=torch.contiguous_format
+            )
     return tensors
 
 
@@ -372,7 +394,7 @@ def head_outputs(network: Network) -> dict[str, int]:
 
 
 def _labelled_outputs(architecture: Architecture[Any], heads: Mapping[str, int]) -> int:
-    """How many outputs have names in config.json: those of the one head whose outputs are labels, or none."""
+    """Return the number of outputs with names in config.json: those of the one head with labels, or 0."""
     # In the architecture's order: that of a network's heads depends on how they came to be there.
     labelled = (heads[head] for head, spec in architecture.heads.items() if head in heads and spec.labelled)
     return next(labelled, 0)
@@ -446,7 +468,7 @@ def _classes_of(network: Network) -> list[str]:
 
 
 def _bare_class(architecture: Architecture[Any]) -> str:
-    return next(name for name in architecture.classes if name.endswith("Model"))
+    return min((name for name in architecture.classes if name.endswith("Model")), key=len)
 
 
 def _label_keys(model: Model, architecture: Architecture[Any], heads: Mapping[str, int]) -> dict[str, Any]:

@@ -86,13 +86,15 @@ def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
         head = network.heads["mlm"]
         assert isinstance(head, MaskedLanguageHead)
         head.untie(network.encoder.words.weight)
-    if config.direction != "both":
-        set_direction(network, config.direction)
+    set_direction(network, config.direction)
     return network
 
 
 def set_direction(network: Network, direction: Direction) -> None:
     """Let each token see both sides or one only, in training and afterwards; its config says so too."""
+    if direction not in (known := architecture_of(network.config.model_type).directions):
+        what = f"a model of type {network.config.model_type} reads {' or '.join(known)}, never {direction}"
+        raise UserError(what, where="examples.objective", remedy="choose another objective or model")
     network.encoder.look(direction)
     network.config = replace(network.config, direction=direction)
 

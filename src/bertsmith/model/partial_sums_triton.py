@@ -1,4 +1,4 @@
-"""What programs leave of a sum, one row each, added up in an order that is always the same.
+"""Add up partial sums of programs, one row each, in an order that is always the same.
 
 Shapes: B sums, P programs that left a part of each, D their width.
 

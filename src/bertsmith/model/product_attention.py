@@ -28,14 +28,14 @@ MAX_THREADS = 2
 """Without MKL (on ARM) torch computes a batch of small products one after the other: with more threads, the
 fused kernel, which shares them out, is faster."""
 MAX_LENGTH = 128
-"""Of longer sequences the fused kernel spares more, as it keeps no scores in memory."""
+"""Maximum length of a sequence; for longer ones the fused kernel is better, as it stores no scores."""
 GROUP_COST = 100_000 if MKL else 50_000
-"""What a group costs by itself, in scores of all heads that could be computed instead; measured on a Xeon and
+"""Fixed cost of a group, in scores of all heads that could be computed instead; measured on a Xeon and
 on a Neoverse N1."""
 
 
 def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
-    """Whether this form is the fastest for these sequences."""
+    """True if this form is the fastest for these sequences."""
     if torch.compiler.is_compiling():  # it looks at the lengths, which a traced graph must not do
         return False
     quick = MKL or not onednn_is_enabled()
@@ -43,7 +43,7 @@ def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> boo
 
 
 def products_fit(longest: int, dropout: float, dtype: torch.dtype) -> bool:
-    """Whether a step with sequences of at most so many tokens takes this form on a CPU."""
+    """True if a step with sequences of at most `longest` tokens uses this form on a CPU."""
     few = torch.get_num_threads() <= MAX_THREADS
     worth = MKL or (few and takes_blas(dtype, torch.device("cpu")))
     return dropout > 0 and worth and longest <= MAX_LENGTH
@@ -69,7 +69,7 @@ class _Group:
     width: int
     rows: slice
     filler: Tensor | None
-    """Which keys are none [G, 1, 1, N]; None where all are real."""
+    """Mask of keys that are filler [G, 1, 1, N]; None if all are real."""
 
     def of(self, values_XK: Tensor) -> Tensor:
         """The rows of this group [G * H, N, K]."""
@@ -89,7 +89,7 @@ class _Group:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """How packed rows and heads [T * H] are laid out for all groups [X], and back."""
+    """Layout of packed rows and heads [T * H] for all groups [X], and back."""
 
     groups: tuple[_Group, ...]
     there_X: Tensor

@@ -5,7 +5,7 @@ and W_input_steps (their size and their zero). config.json has a `model_type` of
 take the whole numbers for weights.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ BROKEN = "copy the whole folder again, or quantise again"
 
 
 def is_quantised(network: Network) -> bool:
-    """Whether a network holds quantised weights: it predicts, and cannot learn."""
+    """True if a network has quantised weights: it can predict, but not learn."""
     return any(isinstance(module, QuantisedLayer) for module in network.modules())
 
 
@@ -51,7 +51,7 @@ def quantised_config(config_json: dict[str, Any], network: Network) -> dict[str,
 
 
 def stored_tensors(layer: QuantisedLayer, theirs: tuple[str, ...]) -> dict[str, Tensor]:
-    """What is written of a layer under the published names of its parts."""
+    """Return the tensors of a layer to write, by the published names of its parts."""
     tensors: dict[str, Tensor] = {}
     parts = zip(theirs, layer.whole.chunk(len(theirs)), layer.scales_OG.chunk(len(theirs)), strict=True)
     for name, whole, scales in parts:
@@ -94,7 +94,7 @@ def real_config(config_json: Mapping[str, Any], *, where: Path) -> dict[str, Any
 
 
 def stored_and_real(
-    tensors: Iterable[tuple[str, Tensor]], *, where: Path
+    tensors: Iterable[tuple[str, Tensor]], transposed: Callable[[str], bool], *, where: Path
 ) -> tuple[dict[str, StoredWeight], dict[str, Tensor]]:
     """The quantised weights of a file, and all of its weights as real numbers."""
     held = dict(tensors)
@@ -102,7 +102,9 @@ def stored_and_real(
     stored = {name: _stored(held, name, where=where) for name in names}
     beside = {name + end for name in names for end in (SCALES, PER_INPUT, INPUT_STEPS)}
     real = {name: tensor for name, tensor in held.items() if name not in beside and name not in stored}
-    return stored, {**real, **{name: weight.real() for name, weight in stored.items()}}
+    for name, weight in stored.items():  # whole numbers are stored as they are multiplied: [outputs, inputs]
+        real[name] = weight.real().t() if transposed(name) else weight.real()
+    return stored, real
 
 
 def put_stored(network: Network, stored: Mapping[str, StoredWeight]) -> None:

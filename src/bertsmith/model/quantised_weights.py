@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 SMOOTHING = 0.85
-"""How much of the inputs' spread moves into the weights (alpha of SmoothQuant; Xiao et al. 2022).
+"""Fraction of the inputs' spread that moves into the weights (alpha of SmoothQuant; Xiao et al. 2022).
 
 Published is 0.5, for models of billions of weights. With it the last states of bertsmith-small for pairs of
 MRPC are off by 17 %, with 0.6, 0.8, 0.85, 0.9 and 1 by 12, 6.8, 6.6, 6.6 and 8.3 %; others are alike.
@@ -32,7 +32,7 @@ NARROWED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 
 @dataclass(frozen=True, slots=True)
 class EightBitSteps:
-    """How real numbers become 8-bit ones: in steps of one size, counted from a zero that may be shifted."""
+    """Conversion of real numbers to 8 bits: steps of one size, counted from a zero that may be shifted."""
 
     size: float
     zero: int
@@ -48,12 +48,12 @@ class EightBitSteps:
 
 @dataclass(frozen=True, slots=True)
 class InputRange:
-    """What calibration saw of a linear layer's inputs."""
+    """Range of a linear layer's inputs during calibration."""
 
     lowest: float
     highest: float
     largest_I: Tensor
-    """Of each input, by its absolute value."""
+    """Largest absolute value of each input."""
 
     def steps(self) -> EightBitSteps:
         """Unsigned steps over the whole range: for what an activation gives, most of it on one side of 0."""
@@ -77,7 +77,7 @@ class _InSteps(nn.Module):
     whole: Tensor
     scales_OG: Tensor
     dtype: torch.dtype = torch.float32
-    """Of the real weights that it gives."""
+    """Type of the real weights that it returns."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales_OG = self.scales_OG
@@ -115,7 +115,7 @@ class QuantisedLinear(_InSteps, nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """What the numbers stand for, computed anew each time: it is for memory that they are kept."""
+        """Real weights, computed from the numbers each time: storing only the numbers saves memory."""
         factors_I = None
         if self.steps is not None and self.per_input_I is not None:
             factors_I = self.per_input_I.float() * self.steps.size
@@ -144,7 +144,7 @@ QuantisedLayer = QuantisedLinear | QuantisedEmbedding
 
 
 def bits_of(whole: Tensor) -> int:
-    """How many bits a number has."""
+    """Return the number of bits of a number."""
     return 8 if whole.dtype == torch.int8 else 4
 
 

@@ -19,7 +19,7 @@ from bertsmith.model.torch_internals import learns_bias
 from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 
 MAX_WIDTH = 1024
-"""Of a wider row, the registers spill of one warp in the forward pass and of two in the backward pass."""
+"""Maximum width; wider rows spill the registers of one warp in the forward pass, of two in the backward."""
 
 
 def residual_norm(
@@ -40,7 +40,7 @@ def residual_norm(
 
 
 def kernel_takes(residual_TD: Tensor, values_TI: Tensor, norm: nn.LayerNorm) -> bool:
-    """Whether the kernel computes these: half or single precision, rows of ordinary width, both weights."""
+    """True if the kernel supports these: half or single precision, rows of ordinary width, both weights."""
     known = {torch.bfloat16, torch.float16, torch.float32}
     fits = values_TI.dtype in known and residual_TD.dtype in known and residual_TD.shape[-1] <= MAX_WIDTH
     return fits and norm.bias is not None and triton_runs_on(residual_TD.device)
@@ -53,7 +53,7 @@ def fused_residual_norm(
     dropout: float,
     branch_bias_D: Tensor | None = None,
 ) -> Tensor:
-    """The same by the kernel, which samples from torch's generator of the device: one seed for a call.
+    """Compute it by the kernel, which samples from torch's generator of the device: one seed for a call.
 
     A bias is one that the branch has without its gradient, which is summed here.
     """

@@ -22,7 +22,7 @@ FORWARD_PROGRAMS = 16
 
 
 def backward_launch(width: int) -> tuple[dict[str, int], int]:
-    """How the backward pass of rows of this width is launched, and in how many programs as above.
+    """Return the launch options of the backward pass for rows of this width, and the number of programs.
 
     Of a wider row with its sums, one warp has too few registers.
     """

@@ -20,21 +20,21 @@ from bertsmith.packed import Layout
 
 
 class Projection(Protocol):
-    """What is asked of an attention layer: query, key and value in one product, and how many heads."""
+    """Required parts of an attention layer: query, key and value in one product, and the number of heads."""
 
     project: nn.Linear
     heads: int
 
 
 SEQUENCE_COST = 300_000
-"""What a sequence costs by itself, in weights of a square matrix that a token need not meet; measured on a
+"""Fixed cost of a sequence, in weights of a square matrix that a token need not meet; measured on a
 Neoverse N1. Its small products are for one thread, while those that are spared would be shared out."""
 
 
 def once_takes(
     project: nn.Module, hidden_TD: Tensor, rows: Tensor | slice, layout: Layout, rule: AttentionRule
 ) -> bool:
-    """Whether one row of each sequence is wanted, and this form is right and faster for it.
+    """True if one row of each sequence is requested, and this form supports it and is faster.
 
     In half precision its scores would be rounded, which other forms keep in fp32; a GPU would wait for the
     launch of each small product; a layer with adapters or hooks has to be called.

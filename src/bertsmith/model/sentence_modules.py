@@ -34,24 +34,24 @@ REMEDY = "copy the whole folder again"
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
-    """How a folder makes a vector of a text; the defaults are for a model that nobody trained for that."""
+    """Conversion of a text to a vector by a folder; the defaults are for a model not trained for that."""
 
     pooling: Pooling = "centred"
     normalize: bool = True
     longest: int | None = None
     """Tokens of the longest text; None: as many as the model takes."""
     lowers_case: bool = False
-    """Whether texts lose their capital letters before they are tokenised."""
+    """True if texts are lower-cased before they are tokenized."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """What is put before texts, by the name of the purpose."""
+    """Prefixes of texts, by the name of the purpose."""
     default_prompt: str = ""
     unsupported: str = ""
-    """What the folder wants and is not done here; nothing where all of it is."""
+    """Required step of the folder that is not supported here; empty if all are."""
     files: Mapping[str, Any] = field(default_factory=dict)
     """The files by their names in the folder, to be written back; none where it has no modules.json."""
 
     def prepares(self, prompt: str | None) -> bool:
-        """Whether texts are anything but read as they are."""
+        """True if texts are changed before they are read."""
         return self.lowers_case or bool(self.default_prompt if prompt is None else prompt)
 
     def prepared(self, text: str, prompt: str | None) -> str:
@@ -69,14 +69,14 @@ class SentenceModules:
 
 
 def transformer_folder(folder: Path) -> Path:
-    """Where config.json and weights of a folder lie: in it, or in its 0_Transformer, as they once did."""
+    """Return the folder with config.json and weights: itself, or its 0_Transformer (the older layout)."""
     if (folder / "config.json").exists() or not (folder / MODULES_FILE).is_file():
         return folder
     return folder / next((each["path"] for each in _modules(folder) if _kind(each) == "Transformer"), "")
 
 
 def read_sentence_modules(folder: Path) -> SentenceModules:
-    """What a folder says of vectors; the defaults where it is none of sentence-transformers."""
+    """Read the modules of a folder; the defaults if it is not one of sentence-transformers."""
     if not (folder / MODULES_FILE).is_file():
         return SentenceModules()
     modules, inner = _modules(folder), transformer_folder(folder)

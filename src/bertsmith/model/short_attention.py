@@ -27,13 +27,13 @@ HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
 
 
 def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
-    """Whether the kernel can run these; of the query's shape only the head width is asked."""
+    """True if the kernel can run these; of the query's shape only the head width matters."""
     # The length comes last: elsewhere no graph is to depend on it.
     return _kernels_take(query, rule) and query.shape[-1] in HEAD_WIDTHS and layout.longest <= MAX_LENGTH
 
 
 def within_takes(query: Tensor, layout: Layout, rule: AttentionRule, *, turned: bool) -> bool:
-    """Whether `attend_within` can run these: for what it is not to turn, it has kernels for more tokens."""
+    """True if `attend_within` can run these: without rotary positions it has kernels for more tokens."""
     if short_takes(query, layout, rule):
         return True
     fits = not turned and query.shape[-1] in tiled_attention.HEAD_WIDTHS
@@ -41,7 +41,7 @@ def within_takes(query: Tensor, layout: Layout, rule: AttentionRule, *, turned: 
 
 
 def _kernels_take(query: Tensor, rule: AttentionRule) -> bool:
-    """Whether there are kernels for this type, rule and GPU."""
+    """True if there are kernels for this type, rule and GPU."""
     half = query.dtype in (torch.bfloat16, torch.float16)
     everything = not rule.causal and rule.window == EVERYTHING
     if not (half and everything and triton_runs_on(query.device)):
@@ -52,7 +52,7 @@ def _kernels_take(query: Tensor, rule: AttentionRule) -> bool:
 def sums_bias_of(
     linear: nn.Module, values_TD: Tensor, head_width: int, layout: Layout, rule: AttentionRule
 ) -> bool:
-    """Whether the kernel can run the projection of these, and is to sum the gradient of its bias."""
+    """True if the kernel can run the projection of these, and should sum the gradient of its bias."""
     if not (learns_bias(linear) and triton_runs_on(values_TD.device)):
         return False
     device = values_TD.device.type
@@ -75,7 +75,7 @@ def attend_within(
     turns_TF: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The same for a whole projection, of which nothing is copied in either pass.
+    """Compute attention from a whole projection, of which nothing is copied in either pass.
 
     With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would. A bias is one
     that the projection has without its gradient, which is summed here: a pass less over the projection's.

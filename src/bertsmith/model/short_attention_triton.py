@@ -32,7 +32,7 @@ WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
 """For heads wider than 64, of which only one fits anyway."""
 SMALLEST_TILE = 32
 COUNTERS = 8
-"""Of dropout for each token and head: 16 keys each, up to 128 of them."""
+"""Random counters for each token and head: 16 keys each, up to 128 keys."""
 LOG2_E = tl.constexpr(1.4426950408889634)
 """A GPU has powers of 2."""
 UNALIGNED = ["starts", "seed"]
@@ -43,9 +43,9 @@ class Tile(NamedTuple):
     """Scores of queries by keys, and the sequences that a launch with it computes."""
 
     above: int
-    """Of more tokens than this."""
+    """Length above which this size is used."""
     size: int
-    """Of no more than this, the rows and columns of scores."""
+    """Maximum number of rows and columns of scores."""
 
 
 Operands = tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor, Tensor | None]
@@ -115,7 +115,7 @@ def backward(
 
 
 class Gradients:
-    """What kernels write gradients of a projection to, and the sums of their rows, if asked for.
+    """Memory for the gradients of a projection, and for the sums of their rows, if requested.
 
     There is one sum for each sequence or, with a slot for so many rows, one for each slot of each sequence.
     That of keys is 0, as they are left: what is added to all keys changes no softmax.
@@ -242,7 +242,7 @@ def short_attention_backward(
 
 @triton.jit
 def head_of_sequence(program, starts, HEADS: tl.constexpr):
-    """What a program computes: head, first row and length. Heads of a sequence lie side by side."""
+    """Return a program's head, first row and length. Heads of a sequence are side by side."""
     sequence = program // HEADS
     start = tl.load(starts + sequence)
     return program % HEADS, start, tl.load(starts + sequence + 1) - start
@@ -340,7 +340,7 @@ def _differentiate(
 
 @triton.jit
 def slot_of(program, start, first, HEADS: tl.constexpr, SLOT: tl.constexpr):
-    """Which sum the rows of a program go to, the first of them so far behind the start of its sequence."""
+    """Return the sum that a program's rows belong to; `first` is their offset in the sequence."""
     sequence = program // HEADS
     return sequence + start // SLOT + first // SLOT if SLOT > 0 else sequence
 
@@ -355,7 +355,7 @@ def store_sum(sums, gradient_NK, slot, head, PART: tl.constexpr, HEADS: tl.const
 
 @triton.jit
 def _rows(start, head, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """Where a head's rows of a sequence begin among rows of so many heads [N, 1]."""
+    """Return the offsets of a head's rows of a sequence among rows of `HEADS` heads [N, 1]."""
     first = (start.to(tl.int64) * HEADS + head) * WIDTH
     return first + tl.arange(0, TILE)[:, None] * (HEADS * WIDTH)
 
@@ -411,7 +411,7 @@ def _turns(cosine, sine, start, real_N1, PAIRS: tl.constexpr, TILE: tl.constexpr
 
 @triton.jit
 def _softmax(query_NK, key_NK, scale, length, TILE: tl.constexpr):
-    """What each query gives each key [N, N], at most 1, and the sum of it for each query."""
+    """Return the exponentials of each query and key [N, N], at most 1, and their sum for each query."""
     scores_NN = tl.dot(query_NK, tl.trans(key_NK))
     scores_NN = tl.where((tl.arange(0, TILE) < length)[None, :], scores_NN, -float("inf"))
     highest_N = tl.max(scores_NN, 1)

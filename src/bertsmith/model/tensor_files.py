@@ -55,7 +55,7 @@ def read_safetensors(file: Path, *, remedy: str = BROKEN) -> dict[str, Tensor]:
 
 
 def read_metadata(file: Path) -> dict[str, str]:
-    """What the header of a safetensors file says beside its tensors; the file was read before."""
+    """Return the metadata in the header of a safetensors file, which was read before."""
     with safetensors_errors(), safe_open(file, framework="pt") as opened:
         return dict(opened.metadata() or {})
 
@@ -133,7 +133,7 @@ def _read_shards(index: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_shard(folder: Path, file: str) -> bool:
-    """Whether this is a plain file name: an index must not reach outside its folder."""
+    """True if this is a plain file name: an index must not reach outside its folder."""
     plain = Path(file).name == file and file.endswith((".safetensors", ".bin")) and len(file) < MAX_NAME
     return plain and (folder / file).is_file()
 

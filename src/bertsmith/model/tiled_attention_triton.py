@@ -44,9 +44,9 @@ BACKWARD_LAUNCHES: dict[str, dict[str, int]] = {
 """By what a program has a tile of. Three or four programs fit on a multiprocessor, and while some wait others
 compute."""
 COUNTERS = tl.constexpr(MAX_LENGTH // 16)
-"""Of dropout for each token and head: 16 keys each, up to 512 of them."""
+"""Random counters for each token and head: 16 keys each, up to 512 keys."""
 WORDS = tl.constexpr(words_of(1))
-"""Of bits for each token and head: 32 keys each, as many."""
+"""Words of bits for each token and head: 32 keys each, up to 512 keys."""
 WHOLE, SHORT = tl.constexpr(SHORT_LENGTH), Tile(0, SHORT_LENGTH)
 """Shorter sequences among longer ones are left to the kernels of `short_attention_triton.py`."""
 
@@ -304,24 +304,24 @@ def _scores(query_MK, key_NK, scale, real_N):
 
 @triton.jit
 def _words(row_M1, first, KEYS: tl.constexpr):
-    """Where the bits of these rows and keys lie [M, W]."""
+    """Return the offsets of the bits of these rows and keys [M, W]."""
     return row_M1 * WORDS + first // 32 + tl.arange(0, KEYS // 32)[None, :]
 
 
 @triton.jit
 def _keeps(words_MW, QUERIES: tl.constexpr, KEYS: tl.constexpr):
-    """What those bits say of each score [M, N]."""
+    """Return a mask of the scores that these bits keep [M, N]."""
     bits_MW32 = words_MW[:, :, None] >> tl.arange(0, 32)[None, None, :]
     return (tl.reshape(bits_MW32, (QUERIES, KEYS)) & 1) != 0
 
 
 @triton.jit
 def _first(start, head, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where a sequence begins for a head, among rows of so many heads."""
+    """Return the start of a sequence for a head, among rows of `HEADS` heads."""
     return (start.to(tl.int64) * HEADS + head) * WIDTH
 
 
 @triton.jit
 def _offsets(row, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Where rows lie from there on, with all features: 32 bits of a register in place of 64."""
+    """Return the offsets of rows from that start, with all features, in 32 bits instead of 64."""
     return row[:, None] * (HEADS * WIDTH) + tl.arange(0, WIDTH)[None, :]

@@ -24,17 +24,17 @@ ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
 
 def has_mkl() -> bool:
-    """Whether torch computes with MKL here."""
+    """True if torch computes with MKL here."""
     return bool(mkl.is_available())  # type: ignore[no-untyped-call]
 
 
 def has_onednn() -> bool:
-    """Whether torch computes with oneDNN here."""
+    """True if torch computes with oneDNN here."""
     return bool(mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
 def onednn_is_enabled() -> bool:
-    """Whether oneDNN may compute, which torch itself gives up on some CPUs."""
+    """True if oneDNN is enabled; torch disables it on some CPUs."""
     return bool(torch._C._get_mkldnn_enabled())
 
 
@@ -60,12 +60,12 @@ def blas_products(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 
 def takes_blas(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether `blas_products` turns oneDNN off."""
+    """True if `blas_products` turns oneDNN off."""
     return ON_ARM and device.type == "cpu" and dtype == torch.float32
 
 
 def new_memory_is_filled() -> bool:
-    """Whether deterministic mode fills memory that was not written yet."""
+    """True if deterministic mode fills new memory."""
     return bool(torch._C._get_deterministic_fill_uninitialized_memory())
 
 
@@ -75,7 +75,7 @@ def fill_new_memory(filled: bool) -> None:
 
 
 def has_bf16_products() -> bool:
-    """Whether this CPU multiplies in bf16; one that imitates it is many times slower.
+    """True if this CPU multiplies in bf16; emulation is many times slower.
 
     oneDNN takes bf16 on any x86 with AVX-512, also where there are no instructions for it (Skylake, Cascade
     Lake, Ice Lake): there it converts.
@@ -85,12 +85,12 @@ def has_bf16_products() -> bool:
 
 
 def has_4bit_products() -> bool:
-    """Whether this CPU multiplies 4-bit weights by inputs that it rounds as they come (KleidiAI, on ARM)."""
+    """True if this CPU multiplies 4-bit weights by inputs that it rounds itself (KleidiAI, on ARM)."""
     return bool(kleidiai.is_available())  # type: ignore[no-untyped-call]
 
 
 def has_int8_products() -> bool:
-    """Whether this CPU multiplies 8-bit numbers four at a time; without that, fp32 is as fast or faster.
+    """True if this CPU multiplies 8-bit numbers four at a time; without that, fp32 is as fast or faster.
 
     On x86 that is AVX-512's VNNI; on ARM it takes Arm's Compute Library beneath oneDNN, too, which macOS has
     not (of ARM only a Neoverse N1 was measured).
@@ -102,7 +102,7 @@ def has_int8_products() -> bool:
 
 
 def multiplies_signed_inputs() -> bool:
-    """Whether 8-bit products on x86 take signed inputs as fast as unsigned ones: by AMX.
+    """True if 8-bit products on x86 are as fast with signed inputs as with unsigned ones: by AMX.
 
     VNNI has instructions for unsigned by signed numbers only, and oneDNN computes others one by one: on a
     Cascade Lake 128 rows of 384 by 1,536 take 5.7 s in place of 0.8 ms.
@@ -117,7 +117,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 
 
 def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether its weight and bias are all there is to a layer: any other one has to be called.
+    """True if a layer is only its weight and bias: any other layer has to be called.
 
     Others have an adapter inside, stand in the place of a linear layer, or have hooks.
     """
@@ -125,7 +125,7 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 def learns_bias(linear: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the gradient of a bias is asked for, which a kernel behind a plain layer can sum for it."""
+    """True if the gradient of a bias is required, which the next kernel after a plain layer can sum."""
     learns = is_plain(linear) and linear.bias is not None and linear.bias.requires_grad
     return learns and torch.is_grad_enabled()
 
@@ -134,7 +134,7 @@ def learns_bias(linear: nn.Module) -> TypeGuard[nn.Linear]:
 
 
 class PackedSequences(NamedTuple):
-    """Where packed sequences start [S + 1], and the length of the longest."""
+    """Starts of packed sequences [S + 1], and the length of the longest."""
 
     starts_S1: Tensor
     longest: int
@@ -350,7 +350,7 @@ def _with_code_of_its_own(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def place_of(tensor: Tensor) -> int:
-    """Where a tensor lies, also one without data; views of one another lie at the same place."""
+    """Return the address of a tensor, also of one without data; views of each other share it."""
     return int(tensor.untyped_storage()._cdata)
 
 

@@ -18,9 +18,10 @@ from bertsmith.model.activations import activation_function
 from bertsmith.model.attention import Attend, AttentionRule
 from bertsmith.model.attention_kernels import flash_fits, packed_attention
 from bertsmith.model.elementwise import Dropout
-from bertsmith.model.encoder import ALL, Depth, Encoder, NamedLinear, Rows, Sentence, Stack
+from bertsmith.model.encoder import ALL, Depth, Encoder, NamedLinear, Rows, Sentence, Stack, Stream
 from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.model.fused_gelu import gated_gelu, linear_gelu
+from bertsmith.model.kept_attention import KeptAttention
 from bertsmith.model.residual_norm import residual_norm
 from bertsmith.model.rotary import NormalisedRotary, Rotary
 from bertsmith.model.sentence_attention import attend_once, once_takes
@@ -140,7 +141,7 @@ class SelfAttention(nn.Module):
         return self._mixed_of_all(hidden_TD, batch, attend).flatten(1)[rows]
 
     def _attends_once(self, hidden_TD: Tensor, layout: Layout, attend: Attend, rows: Rows) -> bool:
-        """Whether what learns is one row of each sequence, and cheaper by itself."""
+        """True if, in training, only one row per sequence is wanted and computing it alone is cheaper."""
         plain = self.training and attend is packed_attention and self.rotary is None
         return plain and once_takes(self.project, hidden_TD, rows, layout, self.training_rule)
 
@@ -183,7 +184,7 @@ class FeedForward(nn.Module):
         return output_TD
 
     def inner(self, hidden_TD: Tensor) -> Tensor:
-        """What the second layer takes."""
+        """Return the input of the second layer."""
         if self.activation_name == "gelu":
             inner_TI = linear_gelu(hidden_TD, self.expand)
         else:
@@ -220,7 +221,7 @@ class Norms:
     attention: nn.Module
     feed_forward: nn.Module
     attention_output: nn.Module | None = None
-    """Of what attention adds, in a pre-norm sandwich (CogView; Ding et al. 2021)."""
+    """Norm of the output of attention, in a pre-norm sandwich (CogView; Ding et al. 2021)."""
     feed_forward_output: nn.Module | None = None
 
 
@@ -234,11 +235,14 @@ class Block(nn.Module):
         norms: Norms,
         *,
         dropout: float,
+        feed_forward_dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.attention, self.feed_forward = attention, feed_forward
         self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
         self.dropout = Dropout(dropout)
+        # Of what the feed-forward adds: GPT-2 has it in a pre-norm block, and ModernBERT not.
+        self.feed_forward_dropout = Dropout(feed_forward_dropout) if feed_forward_dropout else nn.Identity()
         self.attention_output_norm = norms.attention_output or nn.Identity()
         self.feed_forward_output_norm = norms.feed_forward_output or nn.Identity()
 
@@ -274,7 +278,7 @@ class PreNormBlock(Block):
             residual_RD = as_narrow(residual_RD, attended_RD)
         hidden_RD = residual_RD + self.dropout(self.attention_output_norm(attended_RD))
         fed_RD = self.feed_forward(self.feed_forward_norm(hidden_RD))
-        output_RD: Tensor = hidden_RD + self.feed_forward_output_norm(fed_RD)
+        output_RD: Tensor = hidden_RD + self.feed_forward_dropout(self.feed_forward_output_norm(fed_RD))
         return output_RD
 
 
@@ -358,6 +362,13 @@ class Transformer(Encoder):
         elif self.direction == "left-to-right" != direction and self.sentence == "last":
             self.sentence = "first"
         self.direction = direction
+
+    def stream(self) -> Stream | None:
+        """Return a reader that keeps keys and values, if tokens see only those before them."""
+        if self.direction != "left-to-right":
+            return None
+        kept = KeptAttention(self.layers)
+        return lambda batch: self(batch, kept)
 
     # ---- what it is made of
 

@@ -38,7 +38,7 @@ class TransformerConfig(EncoderConfig):
     norm_eps: float = 1e-12
     attention_dropout: float = 0.1
     layer_heads: tuple[int, ...] = ()
-    """How many heads each block has left where some were pruned; empty where each has `heads`."""
+    """Number of heads in each block if some were pruned; empty if each has `heads`."""
     layer_inner: tuple[int, ...] = ()
     """The width inside of each block's feed-forward where they differ; empty where each has `inner`."""
 
@@ -49,15 +49,15 @@ class TransformerConfig(EncoderConfig):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are; fewer than layers where these share them (ALBERT)."""
+        """Number of blocks; fewer than layers if these share them (ALBERT)."""
         return self.layers
 
     def order(self) -> Sequence[int]:
-        """Which block each layer runs."""
+        """Block of each layer."""
         return range(self.layers)
 
     def heads_in(self, block: int) -> int:
-        """How many heads a block has."""
+        """Return the number of heads of a block."""
         return self.layer_heads[block] if self.layer_heads else self.heads
 
     def inner_in(self, block: int) -> int:
@@ -65,11 +65,11 @@ class TransformerConfig(EncoderConfig):
         return self.layer_inner[block] if self.layer_inner else self.inner
 
     def expanded_in(self, block: int) -> int:
-        """How many values the first product of a block's feed-forward gives each token."""
+        """Return the number of values per token after the first product of a block's feed-forward."""
         return self.inner_in(block)
 
     def seen_tokens(self, length: float, layer: int) -> float:  # noqa: ARG002 - layers differ elsewhere
-        """How many tokens a token of a sequence sees in a layer."""
+        """Return the number of tokens that a token of a sequence sees in a layer."""
         return length
 
     def shape_text(self) -> str:

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 ROUNDS = tl.constexpr(7)
-"""Of Philox 4x32: the fewest that pass every test of BigCrush (Salmon et al. 2011)."""
+"""Rounds of Philox 4x32: the fewest that pass every test of BigCrush (Salmon et al. 2011)."""
 
 
 @triton.jit
@@ -20,7 +20,7 @@ def samples(seed, counters):
 
 @triton.jit
 def keeps(samples, DROPPED: tl.constexpr):
-    """Where dropout keeps a value, if it drops so many in 2**16."""
+    """Return a mask of the values that dropout keeps if it drops `DROPPED` of 2**16."""
     THRESHOLD: tl.constexpr = DROPPED * 65536
     return samples >= THRESHOLD
 

@@ -1,4 +1,4 @@
-"""Whether our Triton kernels run here: the one place that says so. Nothing loads Triton before it is used."""
+"""Requirements of our Triton kernels, checked only here. Nothing loads Triton before it is used."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ import torch
 
 
 def compiles() -> bool:
-    """Whether Triton is here, which torch for CUDA brings on Linux, with what it needs to make kernels.
+    """True if Triton, which torch for CUDA includes on Linux, can compile kernels here.
 
     That is a C compiler and a folder to write to that programs may be loaded from: a slim container may have
     neither.
@@ -24,7 +24,7 @@ def _cache_folder() -> Path:
 
 
 def _takes_programs(folder: Path) -> bool:
-    """Whether a folder, or the one that it would be made in, can be written to and programs run from."""
+    """True if a folder, or the one that it would be made in, is writable and may contain programs to run."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     runs = not os.statvfs(there).f_flag & os.ST_NOEXEC if hasattr(os, "ST_NOEXEC") else True
     return runs and os.access(there, os.W_OK | os.X_OK)
@@ -35,17 +35,17 @@ COMPILES = compiles()
 
 
 def triton_runs_on(device: torch.device) -> bool:
-    """Whether kernels for this device can be compiled: Ampere or newer, as for the bf16 in them."""
+    """True if kernels for this device can be compiled: Ampere or newer, because they use bf16."""
     return COMPILES and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def needs_operator() -> bool:
-    """Whether a kernel must be called as an operator, for which torch loads its compiler (1.5 s)."""
+    """True if a kernel must be called as an operator, for which torch loads its compiler (1.5 s)."""
     return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 
 def multiprocessors(device: torch.device) -> int:
-    """How many multiprocessors share the programs of a kernel; Triton's interpreter is one."""
+    """Return the number of multiprocessors that share a kernel's programs; 1 for Triton's interpreter."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -27,14 +27,14 @@ to filler and comes from it is 0."""
 
 
 class Filler(NamedTuple):
-    """How sequences of like length become [G, N]."""
+    """Layout of sequences of like length as [G, N]."""
 
     rows: Tensor
     """The packed row of each of the G * N; filler repeats the first of its sequence."""
     tokens: Tensor
-    """Which of the G * N are no filler."""
+    """Mask of the G * N that are not filler."""
     hidden_GN: Tensor
-    """Which are."""
+    """Mask of those that are filler."""
 
     def hide(self, probabilities_GHNN: Tensor) -> Tensor:
         """Without what filler attends to, which is no number where a window hides all tokens from it."""
@@ -58,7 +58,7 @@ class SequenceGroup(NamedTuple):
         return chosen.view(*self.shape, *chosen.shape[1:])
 
     def probabilities(self, query_GNHK: Tensor, key_GNHK: Tensor, rule: AttentionRule) -> Tensor:
-        """What each token attends to [G, H, N, N]."""
+        """Return the attention probabilities of each token [G, H, N, N]."""
         if self.filler is None:
             return attention_probabilities(query_GNHK, key_GNHK, rule)
         hidden_G11N = self.filler.hidden_GN[:, None, None]

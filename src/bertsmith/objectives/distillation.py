@@ -47,13 +47,13 @@ LOSSES = ("soft", "mlm", "cosine", "hidden", "attention", "relation")
 
 @dataclass
 class Pass:
-    """What one network makes of a batch: what is compared."""
+    """Outputs of one network for a batch, which are compared."""
 
     last_RD: Tensor
     states: list[Tensor] = field(default_factory=list)
     """After the embeddings and after each layer [T, D], where they are compared."""
     projections: dict[int, Projections] = field(default_factory=dict)
-    """Of the layers whose attention is compared, by their numbers from 0."""
+    """Projections of the layers whose attention is compared, by their numbers from 0."""
 
 
 class Distillation(PretrainingObjective):
@@ -104,7 +104,7 @@ class Distillation(PretrainingObjective):
         return sums | self._layers(inputs.layout, ours, theirs, weights_T)
 
     def _pass(self, network: Network, inputs: PackedBatch, rows: Rows) -> Pass:
-        """What a network makes of a batch, computed at the rows that count, and what is compared besides."""
+        """Return a network's outputs for a batch at the rows that count, and the rest to compare."""
         distill, encoder = self.distill, network.encoder
         last = encoder.layers - 1
         wanted = {last} if distill.relation_weight else set()
@@ -212,7 +212,7 @@ def measures(distill: DistillSection) -> Declaration:
 
 
 def matching_depths(ours: int, theirs: int) -> list[tuple[int, int]]:
-    """Which states are compared: those of the embeddings (0), and of each layer with one as far up.
+    """Return the states to compare: those of the embeddings (0), and of each layer with one as far up.
 
     A student's layer m of M has the teacher's layer m x N / M of N (TinyBERT).
     """

@@ -1,4 +1,4 @@
-"""What a student is compared by with its teacher: states, attention scores and relations.
+"""Losses between a student and its teacher: of states, attention scores and relations.
 
 Shapes: T packed tokens, R rows that count (all T or the predicted ones), D width, S sequences, N tokens of
 the longest one, H heads, A relation heads, K width of a head.
@@ -20,14 +20,14 @@ UNSEEN = -1e9
 
 
 class Projections(NamedTuple):
-    """What a layer's attention computes of its input, rotary positions applied."""
+    """Query, key and value of a layer's attention, rotary positions applied."""
 
     query_THK: Tensor
     key_THK: Tensor
     value_THK: Tensor
 
     def in_heads(self, heads: int) -> "Projections":
-        """The same numbers, cut into so many heads."""
+        """Return these numbers, cut into `heads` heads."""
         return Projections(*(each.reshape(len(each), heads, -1) for each in self))
 
 

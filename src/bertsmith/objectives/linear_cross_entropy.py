@@ -19,18 +19,18 @@ from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import weighted_sums
 
 CHUNK_SCORES = 2**23
-"""So many scores are in memory at a time; fewer would add up the gradient of the words more often."""
+"""Maximum scores in memory at a time; fewer would add up the gradient of the words more often."""
 
 
 def chunk_rows(vocabulary: int) -> int:
-    """How many predicted rows are scored at a time."""
+    """Return the number of predicted rows that are scored at a time."""
     return max(1, CHUNK_SCORES // vocabulary)
 
 
 def word_sums(
     network: Network, hidden_PD: Tensor, labels_P: Tensor, weights_P: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What `weighted_sums` gives for the scores of these states, where they learn by the faster form."""
+    """Return `weighted_sums` of the scores of these states, computed by the faster form in training."""
     head = network.heads["mlm"]
     assert isinstance(head, MaskedLanguageHead)
     half = torch.is_autocast_enabled("cpu") or hidden_PD.dtype not in (torch.float32, torch.float64)
@@ -97,7 +97,7 @@ def _scores(states_RE: Tensor, decoder_VE: Tensor, bias_V: Tensor | None, out: T
 
 
 def _best_guesses(scores_RV: Tensor, labels_R: Tensor, may_be_R: Tensor) -> Tensor:
-    """Whether the label is the first of the largest scores: an argmax, but only of the rows it can be in."""
+    """True if the label is the first of the largest scores: an argmax, only of the rows that can match."""
     rows = may_be_R.nonzero()[:, 0]
     hits_R = torch.zeros_like(may_be_R)
     hits_R[rows] = scores_RV[rows].argmax(-1) == labels_R[rows]

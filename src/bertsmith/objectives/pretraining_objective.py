@@ -28,7 +28,7 @@ class PretrainingObjective(nn.Module):
         self.compiled = False
 
     def networks(self) -> Mapping[str, Network]:
-        """What is trained: the model, under an empty name, and others by their folder inside the model's."""
+        """Trained networks: the model, under an empty name, and others by their folder inside the model's."""
         return {"": self.network}
 
     def flops(self, tokens: int, sequences: int, predicted: int) -> float:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from bertsmith.core.measures import Declaration
-from bertsmith.model.encoder_config import Direction
 from bertsmith.model.network import Network
 from bertsmith.objectives import distillation
 from bertsmith.objectives import masked_language_modelling as mlm
@@ -15,7 +14,7 @@ from bertsmith.recipe.schema import Recipe
 
 
 class ObjectiveSpec(NamedTuple):
-    """What the job must know of an objective before it is built."""
+    """Properties of an objective that the job needs before it is built."""
 
     build: Callable[[Network, Network | None, Recipe], PretrainingObjective]
     """From the network and, where the objective has one, its generator or teacher."""
@@ -25,17 +24,15 @@ class ObjectiveSpec(NamedTuple):
     """Its sums, loss terms and metrics."""
     summary: Callable[[Recipe], str]
     """In words, for the card."""
-    direction: Direction = "both"
     choices: Callable[[Recipe], list[str]] = lambda _: []
-    """What a run says of its own settings before the first step."""
+    """Function that describes a run's own settings, printed before the first step."""
 
 
 OBJECTIVES: dict[Objective, ObjectiveSpec] = {
     "masked": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
-    # Whoever predicts a neighbour must not see it.
-    "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "left-to-right"),
-    "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "right-to-left"),
-    "two-directions": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary, "two-directions"),
+    "left-to-right": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
+    "right-to-left": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
+    "two-directions": ObjectiveSpec(mlm.build, mlm.heads_of, mlm.declared, mlm.summary),
     "replaced": ObjectiveSpec(rtd.build, rtd.heads_of, rtd.declared, rtd.summary, choices=rtd.choices),
     "distilled": ObjectiveSpec(
         distillation.build,

@@ -122,7 +122,7 @@ def with_tokens(batch: PretrainingBatch, tokens_P: Tensor) -> Tensor:
 
 
 def _generator_and_loss(recipe: Recipe) -> tuple[str, str]:
-    """What the generator is, beside the model, and how losses are added."""
+    """Describe the generator compared with the model, and the sum of the losses."""
     replaced, pretraining = recipe.replaced, architecture_of(recipe.model.type).pretraining
     assert pretraining is not None, "the recipe was checked"
     loss = f"loss = generator + {replaced.discriminator_weight:g} x discriminator"
@@ -141,7 +141,7 @@ def summary(recipe: Recipe) -> str:
 
 
 def choices(recipe: Recipe) -> list[str]:
-    """What the generator sees, and how the losses are weighed."""
+    """Describe the input of the generator, and the weights of the losses."""
     masking, (size, loss) = recipe.masking, _generator_and_loss(recipe)
     kept = 1 - masking.as_mask - masking.as_random
     return [

@@ -19,7 +19,7 @@ MAX_TOKENS = 1 << 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLoad(StepForm):
-    """What decides the memory of a training step, but for its number of tokens."""
+    """Properties that determine the memory of a training step, besides its number of tokens."""
 
     config: EncoderConfig
     parameters: int
@@ -30,9 +30,9 @@ class TrainingLoad(StepForm):
     """Rows that are scored against the vocabulary, for each token."""
     compiled: bool = False
     generator: EncoderConfig | None = None
-    """Of the masked LM that a discriminator learns from, which then scores the predicted rows."""
+    """Config of the masked LM that a discriminator learns from, which then scores the predicted rows."""
     teacher: EncoderConfig | None = None
-    """Of what a student learns from, which is not trained and scores the same rows."""
+    """Config of a student's teacher, which is not trained and scores the same rows."""
     teacher_parameters: int = 0
     compared: int = 0
     """Bytes for each token of states and attention scores that student and teacher are compared by."""
@@ -46,12 +46,12 @@ class MemoryEstimate:
     gradients: int
     optimizer: int
     activations: int
-    """What the backward pass needs of every layer."""
+    """Bytes of all layers that the backward pass needs."""
     scores: int
     """The predicted rows over the whole vocabulary, with their logarithms and gradients; or, where they are
     not kept, the gradients alone."""
     working: int
-    """What the backward pass of one layer, or a chunk of scores, needs for a moment."""
+    """Bytes that the backward pass of one layer, or a chunk of scores, needs temporarily."""
 
     @property
     def total(self) -> int:
@@ -115,7 +115,7 @@ def _embeddings(load: TrainingLoad) -> int:
 
 
 def _chunked(load: TrainingLoad) -> bool:
-    """Whether the loss keeps no scores (`objectives.linear_cross_entropy`)."""
+    """True if the loss keeps no scores (`objectives.linear_cross_entropy`)."""
     alone = load.generator is None and load.teacher is None
     return load.device == "cpu" and load.precision == "fp32" and alone and not load.compiled
 

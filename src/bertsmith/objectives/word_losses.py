@@ -18,7 +18,7 @@ from bertsmith.model.triton_ready import needs_operator, triton_runs_on
 MIN_WORDS = 1024
 """Two scores of a pair, say, are no work for a kernel."""
 ALIGNED = 8
-"""Of half precision, 16 bytes: what a thread reads at once."""
+"""Values of half precision in 16 bytes, which a thread reads at once."""
 
 
 def word_losses(scores_PV: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,14 +34,14 @@ def word_losses(scores_PV: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def kernel_takes(scores_PV: Tensor) -> bool:
-    """Whether the kernel computes these: many words in half precision, in rows of whole 16 bytes."""
+    """True if the kernel supports these: many words in half precision, in rows of whole 16 bytes."""
     half = scores_PV.dtype in (torch.bfloat16, torch.float16)
     fits = scores_PV.shape[-1] >= MIN_WORDS and scores_PV.shape[-1] % ALIGNED == 0
     return half and fits and triton_runs_on(scores_PV.device)
 
 
 def fused_word_losses(scores_PV: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by the kernel."""
+    """Compute the losses by the kernel."""
     forward = _forward_operator if needs_operator() else _forward
     losses_P, hits_P, _ = forward(scores_PV, labels_P)
     return losses_P, hits_P

@@ -11,16 +11,8 @@ from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import Network
 from bertsmith.objectives.registry import declaration
 from bertsmith.objectives.replaced_token_detection import GENERATOR
+from bertsmith.pretraining import pretrained_model
 from bertsmith.pretraining.initial_model import build_initial_model
-from bertsmith.pretraining.pretrained_model import (
-    card_header,
-    check_weights_are_finite,
-    held_out_rows,
-    opened_by,
-    usage_of,
-    weights_prefix,
-    write_model_folder,
-)
 from bertsmith.pretraining.run_setup import STORE_FILE, run_folder
 from bertsmith.recipe.load import load_recipe
 from bertsmith.text.tokenizer import Tokenizer
@@ -70,9 +62,9 @@ def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | 
         check_not_taken(target)
     for step, target in missing.items():
         for folder, network in networks.items():
-            load_weights(states[step], network, prefix=weights_prefix(folder))
-        check_weights_are_finite(networks.values(), where=str(states[step].folder))
-        write_model_folder(target, networks, tokenizer, texts[step])
+            load_weights(states[step], network, prefix=pretrained_model.weights_prefix(folder))
+        pretrained_model.check_weights_are_finite(networks.values(), where=str(states[step].folder))
+        pretrained_model.write_model_folder(target, networks, tokenizer, texts[step])
 
 
 def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
@@ -119,17 +111,18 @@ def _card(run: Path, saved: SavedState, network: Network) -> str:
     recipe, state = load_recipe(run / "recipe.toml"), saved.state
     introduction = (
         f"A checkpoint of a pre-training run, exported with bertsmith: after {state.step:,} steps and "
-        f"{state.tokens:,} tokens ({state.seconds / 60:.1f} minutes). {opened_by(network.config)}"
+        f"{state.tokens:,} tokens ({state.seconds / 60:.1f} minutes). "
+        f"{pretrained_model.opened_by(network.config)}"
     )
     facts = ["Every setting: `recipe.toml`."]
     if saved.averaged:
         facts.append(f"The weights are the average of {saved.averaged:,} steps' (`run.average_from`).")
-    results = held_out_rows(declaration(recipe), state.scalars.get("held_out", {}))
+    results = pretrained_model.held_out_rows(declaration(recipe), state.scalars.get("held_out", {}))
     blocks = [
         facts_block(facts, heading="Training"),
         table_block(("metric", "value"), results, heading="Last held-out results before it"),
     ]
     caveat = "The learning rate had not come to its end, unless this is the run's last checkpoint."
-    blocks.append(usage_block(usage_of(network)))
+    blocks.append(usage_block(pretrained_model.usage_of(network)))
     title = f"{recipe.name}, step {state.step:,}"
-    return card_text(title, introduction, blocks, caveat=caveat, header=card_header(network))
+    return card_text(title, introduction, blocks, caveat=caveat, header=pretrained_model.card_header(network))

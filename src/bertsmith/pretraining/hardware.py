@@ -1,4 +1,4 @@
-"""How a recipe runs on the machine at hand: what "auto" comes to, and what was chosen."""
+"""Choices for running a recipe on this machine: the values of "auto", and what was chosen."""
 
 import os
 import re
@@ -42,7 +42,7 @@ GPU_EVALUATION_SEQUENCES, CPU_EVALUATION_SEQUENCES = 2048, 128
 """A look at the held-out documents should take seconds: twelve of them must fit into a run of minutes."""
 MIN_EVALUATION_SEQUENCES = 16
 MAX_EVALUATION_FRACTION = 0.1
-"""Of a run's time, what evaluations take at most where the recipe leaves them open; one a quarter of it."""
+"""Maximum fraction of a run's time for evaluations of "auto"; a single one takes at most a quarter of it."""
 GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
 """Token counts are rounded up to these by a filler sequence: matrix units like round numbers."""
 RECORDED_FLOPS = 2e13
@@ -63,7 +63,7 @@ class Machine:
     micro_tokens: int
     multiples: Multiples
     recorded: bool
-    """Whether whole steps are recorded as CUDA graphs."""
+    """True if whole steps are recorded as CUDA graphs."""
     loader_workers: int
     evaluation_sequences: int
     notes: tuple[str, ...]
@@ -77,7 +77,7 @@ def fit_machine(
     other: Network | None = None,
     micro_tokens_before: int | None = None,
 ) -> Machine:
-    """What "auto" means here; raises where the recipe cannot fit into memory.
+    """Return the values of "auto" on this machine; raise if the recipe cannot fit into memory.
 
     The other network is the generator or the teacher that the objective has.
 
@@ -167,7 +167,7 @@ def step_size(recipe: Recipe) -> tuple[int, int]:
 
 
 def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:
-    """How many sequences an evaluation has: so few that four take no more than their part of a short run."""
+    """Return the number of sequences per evaluation: few enough that four fit their part of a short run."""
     run = recipe.run
     if run.evaluation_sequences != "auto":
         return run.evaluation_sequences
@@ -178,13 +178,13 @@ def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:
 
 
 def affordable_evaluations(recipe: Recipe, sequences: int) -> int:
-    """How many evaluations of so many sequences take their part of a run; not by the clock, so that a run of
-    steps or tokens makes the same ones each time, also where it was interrupted."""
+    """Return the number of evaluations of this size that fit their part of a run; not by the clock: runs of
+    steps or tokens make the same ones each time, also if interrupted."""
     return _evaluated_sequences(recipe) // sequences
 
 
 def _evaluated_sequences(recipe: Recipe) -> int:
-    """How many sequences a run of steps or tokens may be evaluated on, all evaluations together."""
+    """Return the number of sequences in all evaluations of a run of steps or tokens."""
     run = recipe.run
     longest = max(stage.length for stage in recipe.examples.stages)
     _, for_each_step = step_size(recipe)
@@ -194,7 +194,7 @@ def _evaluated_sequences(recipe: Recipe) -> int:
 
 
 def choices(recipe: Recipe) -> list[str]:
-    """Where sources disagree or the recipe deviates, what it does, in words."""
+    """Describe what the recipe does if sources disagree or it deviates from them."""
     batch = recipe.batch
     size = f"{batch.sequences:,} sequences a step"
     # RoBERTa's study of short pairs enlarged its batches until they had as many tokens as those of long ones.
@@ -216,7 +216,7 @@ def choices(recipe: Recipe) -> list[str]:
 
 
 def _shown_text(recipe: Recipe) -> list[str]:
-    """What the model is shown otherwise than a recipe's first lines say."""
+    """Describe what the model is shown that a recipe's first lines do not say."""
     masking, examples, batch, lines = recipe.masking, recipe.examples, recipe.batch, []
     for stage in examples.stages if examples.masks_tokens else ():
         if round(masking.largest_rate * stage.length) > stage.predictions:
@@ -253,7 +253,7 @@ def _average_text(recipe: Recipe) -> list[str]:
 def training_load(
     recipe: Recipe, networks: Sequence[Network], world: World, precision: Precision, *, compiled: bool
 ) -> TrainingLoad:
-    """What decides the memory of a step, of a recipe and the networks it runs."""
+    """Return the properties of a recipe and its networks that determine the memory of a step."""
     hungriest = max(recipe.examples.stages, key=lambda stage: stage.length)
     # A generator's embeddings count twice here, though they are shared: rather too much than too little.
     weights = [sum(parameter.numel() for parameter in network.parameters()) for network in networks]
@@ -325,7 +325,7 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int)
 
 
 def _cpu_micro_tokens(networks: Sequence[Network], load: TrainingLoad) -> int:
-    """As many tokens, a power of two, as a CPU gets through in seconds."""
+    """Return the number of tokens, a power of two, that a CPU computes in seconds."""
     operations = _flops(networks, load, tokens=load.longest, sequences=1)
     affordable = int(CPU_MICRO_OPERATIONS / operations * load.longest)
     return min(CPU_MICRO_TOKENS, 1 << max(0, affordable.bit_length() - 1))
@@ -383,5 +383,5 @@ def peak_of(device: torch.device) -> float | None:
 
 
 def peak_by_name(name: str) -> float | None:
-    """The same by the GPU's name; an L40 is no L4, and an RTX A1000 no A100."""
+    """Return the peak by the GPU's name; an L40 is not an L4, and an RTX A1000 is not an A100."""
     return next((peak for known, peak in PEAK_FLOPS.items() if re.search(rf"\b{known}\b", name)), None)

@@ -1,4 +1,4 @@
-"""What a run begins with: a freshly drawn network, or one from a model folder with what it lacks."""
+"""Initial network of a run: freshly sampled, or from a model folder with missing parts added."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -53,11 +53,11 @@ class InitialModel:
     generator: Network | None = None
     """The masked LM that a discriminator learns from; only where the objective has one."""
     teacher: Network | None = None
-    """What a student learns from; only where the objective has one."""
+    """Teacher of a student, if the objective has one."""
 
     @property
     def other(self) -> Network | None:
-        """What the objective takes beside the network: generator, teacher or nothing."""
+        """Second network of the objective: generator, teacher or None."""
         return self.generator if self.teacher is None else self.teacher
 
 
@@ -79,7 +79,7 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
     if teacher is not None:
         _check_student(initial.network, teacher, recipe)
         initial = replace(initial, teacher=teacher)
-    before, wanted = initial.network.config.direction, objective.direction
+    before, wanted = initial.network.config.direction, recipe.examples.sees
     set_direction(initial.network, wanted)
     if recipe.start.model != "scratch" and before != wanted:
         note = f"{recipe.start.model} sees {SIDES[before]}; it will see {SIDES[wanted]} (examples.objective)"
@@ -93,7 +93,9 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
 
 def encoder_config_of(model: ModelSection, tokenizer: Tokenizer) -> EncoderConfig:
     """The encoder config of a new network for this vocabulary."""
-    return model.encoder_config(tokenizer.vocabulary_size, pad_id=tokenizer.pad_id)
+    begin, end = tokenizer.ends
+    ids = {"pad_id": tokenizer.pad_id, "begin_id": begin, "end_id": end}
+    return model.encoder_config(tokenizer.vocabulary_size, **ids)
 
 
 def with_true_model(recipe: Recipe) -> Recipe:

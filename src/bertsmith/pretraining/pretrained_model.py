@@ -38,7 +38,7 @@ PAIRS = {
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What happened in a run."""
+    """Facts about a run, for its model card."""
 
     steps: int
     tokens: int
@@ -52,7 +52,7 @@ class RunFacts:
     unigram_entropy: float
     notes: tuple[str, ...] = ()
     held_out_before: dict[str, float] = field(default_factory=dict)
-    """What a model that others trained got before the first step."""
+    """Held-out results before the first step, of a run that began with a model folder."""
 
 
 def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bool) -> str:
@@ -87,7 +87,7 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bo
 
 
 def card_header(network: Network) -> dict[str, Any]:
-    """What hubs read of a pre-trained model's card."""
+    """Return the header of a pre-trained model's card, for model hubs."""
     ability = "fill-mask" if "mlm" in network.heads else "feature-extraction"
     return {
         "library_name": "bertsmith",
@@ -97,9 +97,11 @@ def card_header(network: Network) -> dict[str, Any]:
 
 
 def usage_of(network: Network) -> str:
-    """What a user writes to ask a pre-trained model."""
+    """Return example code that uses a pre-trained model."""
     asked = 'bert.embed(["A text of your own."]).shape'
-    if "mlm" in network.heads:
+    if "mlm" in network.heads and network.config.direction == "left-to-right":
+        asked = '[*bert.extend("Paris is", count=8)][-1].text'
+    elif "mlm" in network.heads:
         asked = 'bert.fill(f"Paris is the {bert.tokenizer.mask_token} of France.")[0][0].token'
     # The folder is where this card stands, under whatever name it is moved to.
     return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
@@ -113,7 +115,7 @@ def held_out_line(declared: Declaration, held_out: Mapping[str, float]) -> str:
 
 
 def opened_by(config: EncoderConfig) -> str:
-    """Which tools open a folder of this config."""
+    """Describe the tools that open a folder of this config."""
     only_ours = config.own_settings()
     return "Opens in bertsmith." if only_ours else "Opens in bertsmith and in transformers."
 
@@ -182,7 +184,7 @@ def whole_networks(trainer: Trainer) -> dict[str, Network]:
 
 
 def weights_prefix(folder: str) -> str:
-    """What stands before the weights of the network of this folder in those of its objective."""
+    """Return the prefix of the weights of this folder's network among those of its objective."""
     return f"{folder or 'network'}."
 
 

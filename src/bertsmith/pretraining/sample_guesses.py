@@ -33,6 +33,8 @@ def sample_guesses(trainer: Trainer, fixed: HeldOutSet, tokenizer: Tokenizer) ->
 
 def _first_masks(fixed: HeldOutSet, tokenizer: Tokenizer) -> Iterator[tuple[ShownSequence, int]]:
     """Yield sequences with the row of their first mask."""
+    if not tokenizer.has_mask:
+        return
     for sequence in sequences_of(fixed.batches):
         shown = [row for row in sorted(sequence.targets) if sequence.tokens[row] == tokenizer.mask_id]
         if shown:

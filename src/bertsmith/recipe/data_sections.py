@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from bertsmith.model.encoder_config import Direction
 from bertsmith.recipe.section import Count, Fraction, Off, RuleError, Section
 
 Unit = Literal["token", "word", "ngram", "phrase", "entity"]
@@ -62,6 +63,13 @@ class ExamplesSection(Section):
         """The head that learns from the pairs, or none if sequences are not pairs."""
         heads: dict[str, PairHead] = {"nsp": "nsp", "sentence-pair": "nsp", "sop": "sop"}
         return heads.get(self.pairs, "none")
+
+    @property
+    def sees(self) -> Direction:
+        """The side of a token that the model sees: whoever predicts a neighbour must not see it."""
+        if self.objective in ("left-to-right", "right-to-left", "two-directions"):
+            return self.objective
+        return "both"
 
     @property
     def masks_tokens(self) -> bool:

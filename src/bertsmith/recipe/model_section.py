@@ -177,7 +177,7 @@ class ModelSection(Section):
 
 
 def keys_of(model_type: str) -> set[str]:
-    """What an encoder config of this type holds."""
+    """Return the fields of an encoder config of this type."""
     pretraining = ARCHITECTURES[model_type].pretraining
     config_class = TransformerConfig if pretraining is None else pretraining.config_class
     return {each.name for each in fields(config_class)}

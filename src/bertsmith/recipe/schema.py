@@ -126,6 +126,14 @@ class Recipe(Section):
                 keys=("model.type",),
                 remedy="set start.model to a model folder to continue from",
             )
+        if self.examples.sees not in architecture.directions:
+            reads = architecture.directions[0]
+            raise RuleError(
+                f"model.type = {self.model.type} reads {reads}, and cannot learn examples.objective = "
+                f"{self.examples.objective}",
+                keys=("model.type", "examples.objective"),
+                remedy=f"set examples.objective to {reads} and examples.pairs to full-sentences",
+            )
         if not architecture.has_pair_head() and self.examples.pair_head != "none":
             raise RuleError(
                 f"model.type = {self.model.type} has no head for examples.pairs = nsp or sop",

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -45,11 +46,12 @@ def user_error(
     path = _path_in(values, first)
     if first["type"] == "extra_forbidden":
         return _unknown(path, origins, schema)
-    if first["type"] == "value_error":  # a rule between keys
-        rule = first["ctx"]["error"]
-        assert isinstance(rule, RuleError), "a section's own rules raise nothing else"
+    rule = first["ctx"]["error"] if first["type"] == "value_error" else None
+    if isinstance(rule, RuleError):
         where = ", ".join(dict.fromkeys(origins[key] for key in origins if key in rule.keys))
         return UserError(rule.what, where=where or _origin(path, origins), remedy=rule.remedy)
+    if rule is not None:
+        return UserError(f"{_dotted(path)}: {rule}", where=_origin(path, origins), remedy="correct the value")
     if first["type"] == "missing":
         return UserError(f"{_dotted(path)} is missing", where=_origin(path, origins), remedy="set it")
     # A key that allows several types (a number or a word) has one error for each.
@@ -62,6 +64,15 @@ def user_error(
     shown = given if len(given) <= _MAX_VALUE else f"{given[:_MAX_VALUE]}..."
     remedy = f"it should be {allowed}{_example(path, allowed, schema)}"
     return UserError(f"{_dotted(path)} = {shown} is invalid", where=_origin(path, origins), remedy=remedy)
+
+
+def file_error(
+    error: ValidationError, values: Mapping[str, Any], schema: type[BaseModel], *, where: str, remedy: str
+) -> UserError:
+    """Return the first error in a file that is not a recipe; the remedy is one for the whole file."""
+    found = user_error(error, values, {}, schema)
+    expected = f"; {found.remedy}" if " is invalid" in found.what else ""
+    return replace(found, what=found.what + expected, where=where, remedy=remedy)
 
 
 def _path_in(values: Any, error: ErrorDetails) -> KeyPath:

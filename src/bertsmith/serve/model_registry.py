@@ -281,7 +281,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
     """Return the properties of a model that are known without its weights."""
     config = bert.model.network.config
     return ModelInfo(
-        abilities=tuple(bert.abilities),
+        abilities=tuple(each for each in bert.abilities if each != "fill" or bert.tokenizer.has_mask),
         labels=_labels_of(bert),
         mask=_mask_of(bert),
         takes_pairs=bert.finetuned is None or bert.finetuned.config.pairs,
@@ -305,7 +305,4 @@ def _labels_of(bert: Bert) -> tuple[str, ...]:
 
 
 def _mask_of(bert: Bert) -> str | None:
-    try:
-        return bert.tokenizer.mask_token
-    except UserError:  # a tokenizer need not have one
-        return None
+    return bert.tokenizer.mask_token if bert.tokenizer.has_mask else None

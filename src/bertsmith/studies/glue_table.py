@@ -10,18 +10,7 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.evaluation import below_baseline
 from bertsmith.finetuning.splits import read_splits
-from bertsmith.studies.sweep import (
-    RATES,
-    Spread,
-    Trial,
-    best_of,
-    over_grid,
-    over_search,
-    over_seeds,
-    plain_spreads,
-    run_trials,
-    spreads_of,
-)
+from bertsmith.studies import sweep
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.glue_leaderboard import Average, glue_averages
 from bertsmith.tasks.glue_tasks import TASKS
@@ -42,7 +31,7 @@ class GlueRow:
     task: Task
     examples: int
     seconds: float
-    spreads: dict[str, dict[str, Spread]]
+    spreads: dict[str, dict[str, sweep.Spread]]
     """Spreads by split and metric; over the best run alone if settings were searched."""
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
     """Scores of the constant answer, by split and metric."""
@@ -102,15 +91,15 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
         for task, folder in found:
             read_splits(task, folder, skip_bad=request.skip_bad)
             advance(1)
-    results = iter(run_trials([trial for each in trials.values() for trial in each], callback))
+    results = iter(sweep.run_trials([trial for each in trials.values() for trial in each], callback))
     rows = []
     for task, _ in found:
         of_task = {trial.name: next(results) for trial in trials[task.name]}
         seconds = sum(result.seconds for result in of_task.values())
-        best = best_of(of_task) if request.search or request.lr_grid else ""
+        best = sweep.best_of(of_task) if request.search or request.lr_grid else ""
         counted = [of_task[best]] if best else list(of_task.values())
         first = counted[0]
-        rows.append(GlueRow(task, first.examples, seconds, spreads_of(counted), first.baselines, best))
+        rows.append(GlueRow(task, first.examples, seconds, sweep.spreads_of(counted), first.baselines, best))
     missing = tuple(task.title for task in _trained() if task.name not in present)
     table = GlueTable(tuple(rows), tuple(glue_averages(_means(rows))), missing)
     write_text(request.out / "table.md", table_text(table))
@@ -133,17 +122,17 @@ def _trained() -> list[Task]:
     return [task for task in TASKS if "train" in task.splits]
 
 
-def _trials(request: GlueRequest, task: Task, folder: Path) -> list[Trial]:
+def _trials(request: GlueRequest, task: Task, folder: Path) -> list[sweep.Trial]:
     """Return one run of the task for each seed or for each combination of settings."""
     recipe = finetuning_recipe(task, request.settings, options=request.options)
     out = request.out / task.name
     assignment = Assignment(task, recipe, request.model, folder, out, skip_bad=request.skip_bad)
     if request.search:
-        trials = over_search(assignment, request.search)
+        trials = sweep.over_search(assignment, request.search)
     elif request.lr_grid:
-        trials = over_grid(assignment, RATES)
+        trials = sweep.over_grid(assignment, sweep.RATES)
     else:
-        trials = over_seeds(assignment, request.seeds)
+        trials = sweep.over_seeds(assignment, request.seeds)
     return [replace(trial, name=f"{task.name} {trial.name}") for trial in trials]
 
 
@@ -215,7 +204,7 @@ def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:
 def plain_table(table: GlueTable) -> dict[str, object]:
     """Return the table in a form for JSON."""
     return {
-        "tasks": {row.task.name: plain_spreads(row.spreads) for row in table.rows},
+        "tasks": {row.task.name: sweep.plain_spreads(row.spreads) for row in table.rows},
         "baselines": {row.task.name: row.baselines for row in table.rows},
         "best": {row.task.name: row.best for row in table.rows if row.best},
         "averages": {average.name: average.value for average in table.averages},

@@ -71,13 +71,14 @@ def write_task_config(file: Path, config: TaskConfig) -> None:
 
 def read_task_config(file: Path) -> TaskConfig:
     """Read the task.json of a model folder that was fine-tuned here."""
+    values = read_json(file, remedy="fine-tune again")
     try:
-        config = TaskConfig.model_validate(read_json(file, remedy="fine-tune again"))
+        config = TaskConfig.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(str(part) for part in first["loc"])
-        what = f"{key}: {first['msg']}"
-        raise UserError(what, where=str(file), remedy="correct the value or fine-tune again") from error
+        from bertsmith.recipe.validation_errors import file_error  # its schemas take a moment to build
+
+        remedy = "correct the value or fine-tune again"
+        raise file_error(error, values, TaskConfig, where=str(file), remedy=remedy) from error
     check_label_thresholds(config, where=f"{file}: answers.label_thresholds")
     return config
 

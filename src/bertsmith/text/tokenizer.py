@@ -25,6 +25,7 @@ from bertsmith.text.tokenizer_files import (
 from bertsmith.text.tokenizer_settings import (
     BERT_NAMES,
     FETCH_AGAIN,
+    GPT_NAMES,
     ROBERTA_NAMES,
     ROLES,
     Settings,
@@ -151,7 +152,7 @@ class Tokenizer:
 
     def prepare_masks(self) -> None:
         """Build the reader of masks in texts, if there is a mask: this is slow for a large vocabulary."""
-        if "mask_token" in self._roles:
+        if self.has_mask:
             self._reader((self.mask_token,))
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -185,6 +186,11 @@ class Tokenizer:
         return [part for part, _ in parts]
 
     @property
+    def has_mask(self) -> bool:
+        """True if it has a mask token."""
+        return "mask_token" in self._roles
+
+    @property
     def mask_token(self) -> str:
         """The mask token, as written in texts if `allow_special` includes it."""
         return self._role("mask_token")
@@ -201,8 +207,8 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """Id of the padding token."""
-        return self.id(self._role("pad_token"))
+        """Id of the padding token; packed texts have none, so that any other will do (GPT-2)."""
+        return self.id(self._either("pad_token", "eos_token"))
 
     @property
     def cls_id(self) -> int:
@@ -211,8 +217,18 @@ class Tokenizer:
 
     @property
     def sep_id(self) -> int:
-        """Id of the token after each text."""
-        return self.id(self._role("sep_token"))
+        """Id of the token after each text, or between documents (GPT-2)."""
+        return self.id(self._either("sep_token", "eos_token"))
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """Ids of the tokens that a text begins and ends with in a model that writes texts."""
+        begins = self._either("bos_token", "cls_token", "eos_token")
+        return self.id(begins), self.id(self._either("eos_token", "sep_token"))
+
+    def _either(self, *roles: str) -> str:
+        """Return the token of the first of these roles that has one."""
+        return self._role(next((role for role in roles if role in self._roles), roles[0]))
 
     def _role(self, role: str) -> str:
         if role not in self._roles:
@@ -292,7 +308,9 @@ def _find_roles(settings: Settings, vocabulary: dict[str, int]) -> dict[str, str
     usual = {role: [name, ROBERTA_NAMES[role]] for role, name in BERT_NAMES.items()}
     candidates = usual | {role: [name] for role in ROLES if (name := token_name(settings, role))}
     present = {role: [name for name in names if name in vocabulary] for role, names in candidates.items()}
-    return {role: names[0] for role, names in present.items() if names}
+    roles = {role: names[0] for role, names in present.items() if names}
+    is_gpt = "sep_token" not in roles and GPT_NAMES["eos_token"] in vocabulary
+    return (GPT_NAMES if is_gpt else {}) | roles
 
 
 def _find_special(library: Library, roles: Mapping[str, str], settings: Settings) -> dict[str, int]:

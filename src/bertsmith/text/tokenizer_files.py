@@ -18,6 +18,7 @@ from bertsmith.text.tokenizer_settings import (
     BERT_CLASSES,
     BERT_NAMES,
     FETCH_AGAIN,
+    GPT_NAMES,
     ROBERTA_NAMES,
     ROLES,
     Settings,
@@ -235,7 +236,7 @@ def _wordpiece(
     return library
 
 
-# --- vocab.json with merges.txt: byte-level BPE, as published with RoBERTa ---
+# --- vocab.json with merges.txt: byte-level BPE, as published with GPT-2 and RoBERTa ---
 
 
 def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
@@ -247,7 +248,9 @@ def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
     if missing:
         fault = f"no piece has id {min(missing)}, though there are {len(vocabulary)} pieces"
         raise UserError(fault, where=str(file), remedy=FETCH_AGAIN)
-    settings = name_special(settings, ROBERTA_NAMES, vocabulary=vocabulary, file=file)
+    is_gpt = GPT_NAMES["eos_token"] in vocabulary and ROBERTA_NAMES["eos_token"] not in vocabulary
+    usual = GPT_NAMES if is_gpt else ROBERTA_NAMES
+    settings = name_special(settings, usual, vocabulary=vocabulary, file=file)
     # The mask includes the space before it, like a word of RoBERTa ("Ġword").
     if isinstance(settings.get("mask_token"), str):
         settings["mask_token"] = {"content": settings["mask_token"], "lstrip": True}
@@ -267,7 +270,7 @@ def _from_merges(file: Path, settings: Settings) -> TokenizerSpec:
 def _byte_bpe(
     vocabulary: dict[str, int], merges: list[tuple[str, str]], *, settings: Settings, where: str = ""
 ) -> Library:
-    cls, sep = (str(token_name(settings, role)) for role in ("cls_token", "sep_token"))
+    cls, sep = (token_name(settings, role) for role in ("cls_token", "sep_token"))
     prefix_space = switch(settings, "add_prefix_space") is True
     trim_offsets = switch(settings, "trim_offsets") is not False
     library = Library(models.BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix=""))
@@ -276,6 +279,9 @@ def _byte_bpe(
     add_tokens(library, settings, where=where)
     add_roles(library, settings)
     ids = library.get_vocab()
+    if cls is None or sep is None:  # GPT-2: a text stands alone
+        library.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
+        return library
     library.post_processor = processors.RobertaProcessing(
         (sep, ids[sep]),
         (cls, ids[cls]),

@@ -29,6 +29,8 @@ ROBERTA_NAMES = {
     "bos_token": "<s>",
     "eos_token": "</s>",
 }
+GPT_NAMES = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+"""GPT-2's one special token, between documents; it has no template, no mask and no padding."""
 ROLES = tuple(ROBERTA_NAMES)
 DISPENSABLE_ROLES = ("pad_token", "mask_token")
 """Roles needed only for training and for filling masks."""
@@ -36,7 +38,7 @@ FETCH_AGAIN = "fetch the tokenizer files again"
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "ErnieTokenizer")
 SENTENCEPIECE_CLASSES = ("AlbertTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer")
-KNOWN_CLASSES = (*GENERIC_CLASSES, *BERT_CLASSES, "RobertaTokenizer", *SENTENCEPIECE_CLASSES)
+KNOWN_CLASSES = (*GENERIC_CLASSES, *BERT_CLASSES, "RobertaTokenizer", "GPT2Tokenizer", *SENTENCEPIECE_CLASSES)
 ADDED_TOKEN_PARTS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 NO_LIMIT = 10**9
 """Limit above which a length means none: files write a number of 30 digits for "no limit"."""

@@ -6,7 +6,7 @@ from bertsmith.training.trainer import Progress
 
 
 class Budget:
-    """What a run may spend; learning rate, stages of the data and the progress bar follow it."""
+    """Budget of a run, which learning rate, stages of the data and the progress bar follow."""
 
     @property
     def by_clock(self) -> bool:

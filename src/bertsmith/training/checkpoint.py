@@ -23,16 +23,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
-from bertsmith.training.checkpoint_storage import (
-    STATE,
-    StateWriter,
-    hidden,
-    newest_sound_step,
-    saved_steps,
-    seal,
-    step_folder,
-    tidy,
-)
+from bertsmith.training import checkpoint_storage as storage
 from bertsmith.training.distributed import ALONE, World, unwrapped
 from bertsmith.training.trainer import Progress, Trainer
 from bertsmith.training.weight_average import AVERAGE
@@ -87,12 +78,12 @@ def save_state(folder: Path, state: TrainingState, tensors: dict[str, Tensor], w
 
     A failure leaves the folder unchanged and raises the same error in every process.
     """
-    target = step_folder(folder, state.step)
+    target = storage.step_folder(folder, state.step)
     needed = bytes_of(tensors) + ROOM_FOR_NAMES * len(tensors)
     _check_disk_space(target, needed, world)
-    partial_folder = hidden(target, "partial")
+    partial_folder = storage.hidden(target, "partial")
     contents = {"format": FORMAT, "world_size": world.size, **asdict(state)}
-    writer = StateWriter(partial_folder, partial(seal, partial_folder, contents))
+    writer = storage.StateWriter(partial_folder, partial(storage.seal, partial_folder, contents))
     try:
         _silence_torch()
         save(tensors, storage_writer=writer, no_dist=world.size == 1)
@@ -146,13 +137,13 @@ def latest_state(folder: Path, world: World = ALONE) -> SavedState | None:
     def tidy_and_check() -> int | None:
         if not folder.is_dir():
             return None
-        tidy(folder)
-        return newest_sound_step(folder)
+        storage.tidy(folder)
+        return storage.newest_sound_step(folder)
 
     # One process decides for all: a folder on a network may look different from another machine for a moment.
     newest = world.on_main(tidy_and_check)
     step = int(world.broadcast(float(-1 if newest is None else newest)))
-    return None if step < 0 else _read_state(step_folder(folder, step))
+    return None if step < 0 else _read_state(storage.step_folder(folder, step))
 
 
 def load_state(
@@ -197,22 +188,23 @@ def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
 
 def kept_states(folder: Path) -> list[SavedState]:
     """Return the states in a folder, oldest first, without checking their tensors."""
-    return [_read_state(step_folder(folder, step)) for step in saved_steps(folder)]
+    return [_read_state(storage.step_folder(folder, step)) for step in storage.saved_steps(folder)]
 
 
 def prune(folder: Path, *, keep_last: int, keep_at: Collection[int] = ()) -> None:
     """Remove saved states except the newest `keep_last` and the steps `keep_at`; call it in one process."""
-    for step in saved_steps(folder)[:-keep_last]:
+    for step in storage.saved_steps(folder)[:-keep_last]:
         if step not in keep_at:
-            target = step_folder(folder, step)
-            shutil.rmtree(target.rename(hidden(target, "removed")))  # a kill must not leave half a state
+            target = storage.step_folder(folder, step)
+            removed = target.rename(storage.hidden(target, "removed"))  # a kill must not leave half a state
+            shutil.rmtree(removed)
 
 
 def _check_disk_space(target: Path, needed: int, world: World) -> None:
     """Raise in all processes if the disk is too full, after removing an earlier attempt at this step."""
     free = 0
     if world.main:
-        shutil.rmtree(hidden(target, "partial"), ignore_errors=True)
+        shutil.rmtree(storage.hidden(target, "partial"), ignore_errors=True)
         free = shutil.disk_usage(next(place for place in target.parents if place.exists())).free
     free = int(world.broadcast(float(free)))
     if free < needed:
@@ -220,7 +212,7 @@ def _check_disk_space(target: Path, needed: int, world: World) -> None:
 
 
 def _not_written(target: Path, what: str) -> UserError:
-    left = saved_steps(target.parent)
+    left = storage.saved_steps(target.parent)
     kept = f"the state of step {left[-1]} stays" if left else "no earlier state is there"
     return UserError(
         what, where=str(target), remedy=f"make room, or choose another place, and start again; {kept}"
@@ -228,10 +220,11 @@ def _not_written(target: Path, what: str) -> UserError:
 
 
 def _read_state(target: Path) -> SavedState:
-    contents = read_json(target / STATE, remedy="remove the folder and start again")
+    contents = read_json(target / storage.STATE, remedy="remove the folder and start again")
     if contents["format"] != FORMAT:
         what = f"is of format {contents['format']}, and this bertsmith reads {FORMAT}"
-        raise UserError(what, where=str(target / STATE), remedy="continue with the version that wrote it")
+        remedy = "continue with the version that wrote it"
+        raise UserError(what, where=str(target / storage.STATE), remedy=remedy)
     state = TrainingState(*(contents[key] for key in ("step", "tokens", "seconds", "scalars")))
     return SavedState(target, state, contents["world_size"])
 

@@ -62,7 +62,7 @@ class Start:
 
 
 class Request(Protocol):
-    """What was asked for. It holds no tensors."""
+    """Request of a job, without tensors."""
 
     @property
     def folder(self) -> RunFolder:

@@ -12,15 +12,7 @@ from torch import Tensor
 from torch.distributed import all_reduce
 from torch.distributed.tensor import DTensor, Shard
 
-from bertsmith.model.torch_internals import (
-    foreach_add_,
-    foreach_addcmul_,
-    foreach_div,
-    foreach_lerp_,
-    foreach_mul_,
-    foreach_norm,
-    foreach_sqrt,
-)
+from bertsmith.model import torch_internals
 from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.distributed import first_row, held
 
@@ -73,10 +65,10 @@ class Lamb(torch.optim.Optimizer):
     def _step(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
         weights = [held(each) for each in parameters]
         updates = self._adam_updates(parameters, group)
-        foreach_add_(updates, weights, alpha=group["weight_decay"])
+        torch_internals.foreach_add_(updates, weights, alpha=group["weight_decay"])
         if group["parts"]:
             _lengthen(updates, parameters, group["parts"])
-        foreach_add_(weights, updates, alpha=-group["lr"])
+        torch_internals.foreach_add_(weights, updates, alpha=-group["lr"])
 
     def _adam_updates(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         """Return the running mean of the gradients over the root of the running mean of their squares."""
@@ -84,22 +76,22 @@ class Lamb(torch.optim.Optimizer):
         gradients = [held(each.grad) for each in parameters if each.grad is not None]
         means = [held(self.state[each]["exp_avg"]) for each in parameters]
         squares = [held(self.state[each]["exp_avg_sq"]) for each in parameters]
-        foreach_lerp_(means, gradients, 1 - beta1)
-        foreach_mul_(squares, beta2)
-        foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
+        torch_internals.foreach_lerp_(means, gradients, 1 - beta1)
+        torch_internals.foreach_mul_(squares, beta2)
+        torch_internals.foreach_addcmul_(squares, gradients, gradients, value=1 - beta2)
         # m / c1 / (sqrt(v / c2) + eps), written so that it costs nothing without corrections (both 1).
         first, second = self._corrections(parameters, group)
-        roots = foreach_sqrt(squares)
-        foreach_add_(roots, group["eps"] * second**0.5)
-        updates = list(foreach_div(means, roots))
+        roots = torch_internals.foreach_sqrt(squares)
+        torch_internals.foreach_add_(roots, group["eps"] * second**0.5)
+        updates = list(torch_internals.foreach_div(means, roots))
         if group["bias_correction"]:
-            foreach_mul_(updates, second**0.5 / first)
+            torch_internals.foreach_mul_(updates, second**0.5 / first)
         return updates
 
     def _corrections(self, parameters: list[Tensor], group: dict[str, Any]) -> tuple[float, float]:
         """Return the bias corrections: divisors of the two running means, which start at 0."""
         steps = [self.state[each]["step"] for each in parameters]
-        foreach_add_(steps, 1)
+        torch_internals.foreach_add_(steps, 1)
         if not group["bias_correction"]:
             return 1.0, 1.0
         beta1, beta2 = group["betas"]
@@ -118,7 +110,7 @@ def _lengthen(updates: Sequence[Tensor], parameters: Sequence[Tensor], parts: in
     of_weights_M, of_updates_M = _over_all_processes(norms_2M, parameters[0]).unbind()
     both_M = (of_weights_M > 0) & (of_updates_M > 0)
     ratios_M = torch.where(both_M, of_weights_M / of_updates_M, 1.0)
-    foreach_mul_(update_pieces, list(ratios_M.unbind()))
+    torch_internals.foreach_mul_(update_pieces, list(ratios_M.unbind()))
 
 
 def _rows_of_parts(parameter: Tensor, parts: int) -> list[slice]:
@@ -135,7 +127,7 @@ def _rows_of_parts(parameter: Tensor, parts: int) -> list[slice]:
 def _norms(pieces: Sequence[Tensor]) -> Tensor:
     """Return the norm of each piece [M], which is 0 if this process has not a single row of it."""
     held = [piece for piece in pieces if piece.numel()]
-    present = iter(foreach_norm(held) if held else ())
+    present = iter(torch_internals.foreach_norm(held) if held else ())
     nothing = torch.zeros((), dtype=pieces[0].dtype, device=pieces[0].device)
     return torch.stack([next(present) if piece.numel() else nothing for piece in pieces])
 

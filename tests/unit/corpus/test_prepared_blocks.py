@@ -4,14 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.corpus.build_store import (
-    CorpusSettings,
-    PipelineState,
-    PreparedBlock,
-    SentenceRule,
-    load_resources,
-    prepare_block,
-)
+from bertsmith.corpus import build_store
 from bertsmith.corpus.clean import Cleaning
 from bertsmith.corpus.readers import read_blocks
 from bertsmith.text.tokenizer import Tokenizer
@@ -25,15 +18,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(uncased_wordpiece(tmp_path_factory.mktemp("vocabulary")))
 
 
-def prepare(text: str, tmp_path: Path, tokenizer: Tokenizer, **settings) -> PreparedBlock:
+def prepare(text: str, tmp_path: Path, tokenizer: Tokenizer, **settings) -> build_store.PreparedBlock:
     source = tmp_path / "text.txt"
     source.write_text(text, encoding="utf-8")
-    state = PipelineState(load_resources(tokenizer, CorpusSettings(**settings)))
+    state = build_store.PipelineState(
+        build_store.load_resources(tokenizer, build_store.CorpusSettings(**settings))
+    )
     (block,) = read_blocks([source])
-    return prepare_block(block, state)
+    return build_store.prepare_block(block, state)
 
 
-def sentences_of(block: PreparedBlock, tokenizer: Tokenizer) -> list[list[str]]:
+def sentences_of(block: build_store.PreparedBlock, tokenizer: Tokenizer) -> list[list[str]]:
     """The documents as lists of sentences, spelled in tokens."""
     tokens = iter([tokenizer.token(number) for number in block.documents.tokens.tolist()])
     lengths = iter(block.documents.sentence_lengths.tolist())
@@ -51,7 +46,7 @@ def sentences_of(block: PreparedBlock, tokenizer: Tokenizer) -> list[list[str]]:
     ],
 )
 def test_paragraphs_become_sentences_or_each_line_is_one(
-    rule: SentenceRule, first: list[str], tmp_path, tokenizer
+    rule: build_store.SentenceRule, first: list[str], tmp_path, tokenizer
 ) -> None:
     block = prepare(TEXT, tmp_path, tokenizer, sentences=rule)
     assert sentences_of(block, tokenizer) == [first, ["a smith ."], ["the family smiles ."]]

@@ -280,7 +280,15 @@ def name_part(name):
     return layer, part.removeprefix("lora_")
 
 
-@pytest.mark.parametrize("model_type", TRANSFORMERS)
+def test_peft_is_told_which_layers_hold_their_weights_turned(tmp_path):
+    write_adapter(tmp_path, trained("gpt2", "tag", "query"), "tag", shape=LoraShape(4, 8.0), base="base")
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert config["fan_in_fan_out"] and config["target_modules"] == ["c_attn"]
+
+
+@pytest.mark.parametrize(
+    "model_type", [name for name in TRANSFORMERS if "choice" in ARCHITECTURES[name].heads]
+)
 def test_peft_finds_the_adapted_layers_and_no_others(model_type, tmp_path):
     network = trained(model_type, "choice", *(set(get_args(Target)) - {"output"}))
     write_adapter(tmp_path, network, "choice", shape=LoraShape(4, 8.0), base="base")

@@ -8,16 +8,7 @@ import pytest
 import torch
 
 from bertsmith.inference import engine as engine_module
-from bertsmith.inference.engine import (
-    BATCH_TOKENS,
-    MIN_STREAM_TOKENS,
-    SPARE_TOKENS,
-    Engine,
-    batching_for,
-    in_streams,
-    make_ready,
-    streams_for,
-)
+from bertsmith.inference import engine as engines
 from bertsmith.packed import split_by_budget
 
 CPU = torch.device("cpu")
@@ -38,24 +29,24 @@ def test_what_comes_out_is_in_the_order_of_what_went_in(streams):
         time.sleep(0.002 * (number % 3))
         return doubled(number)
 
-    assert list(in_streams(work, range(20), streams=streams)) == [2 * number for number in range(20)]
+    assert list(engines.in_streams(work, range(20), streams=streams)) == [2 * number for number in range(20)]
 
 
 def test_batches_are_at_work_at_the_same_time(two_threads):
     both_at_work = threading.Barrier(2, timeout=20)
-    assert len(list(in_streams(lambda _: both_at_work.wait(), range(4), streams=2))) == 4
+    assert len(list(engines.in_streams(lambda _: both_at_work.wait(), range(4), streams=2))) == 4
 
 
 def test_a_batch_has_one_core(two_threads):
-    assert set(in_streams(lambda _: torch.get_num_threads(), range(8), streams=2)) == {1}
+    assert set(engines.in_streams(lambda _: torch.get_num_threads(), range(8), streams=2)) == {1}
 
 
 def test_a_batch_that_is_cut_again_waits_for_no_other(two_threads):
     def work(_):
-        streams = streams_for(10**6, CPU)
-        return list(in_streams(doubled, range(3), streams=streams))
+        streams = engines.streams_for(10**6, CPU)
+        return list(engines.in_streams(doubled, range(3), streams=streams))
 
-    assert list(in_streams(work, range(8), streams=2)) == [[0, 2, 4]] * 8
+    assert list(engines.in_streams(work, range(8), streams=2)) == [[0, 2, 4]] * 8
 
 
 def test_no_more_batches_are_made_than_keep_the_streams_at_work():
@@ -66,7 +57,7 @@ def test_no_more_batches_are_made_than_keep_the_streams_at_work():
             made.append(number)
             yield number
 
-    found = in_streams(doubled, batches(), streams=2)
+    found = engines.in_streams(doubled, batches(), streams=2)
     assert next(found) == 0
     assert len(made) <= 6
     found.close()
@@ -78,8 +69,8 @@ def test_a_fault_comes_out_and_the_threads_serve_on():
             raise ValueError("three")
 
     with pytest.raises(ValueError, match="three"):
-        list(in_streams(work, range(100), streams=2))
-    assert list(in_streams(doubled, [5], streams=2)) == [10]
+        list(engines.in_streams(work, range(100), streams=2))
+    assert list(engines.in_streams(doubled, [5], streams=2)) == [10]
 
 
 def count_of_a_new_thread():
@@ -91,7 +82,7 @@ def count_of_a_new_thread():
 
 
 def test_threads_that_begin_later_have_as_many_cores_as_before(two_threads, no_workers):
-    list(in_streams(doubled, range(8), streams=2))
+    list(engines.in_streams(doubled, range(8), streams=2))
     assert (torch.get_num_threads(), count_of_a_new_thread()) == (2, 2)
 
 
@@ -101,12 +92,12 @@ def test_threads_that_begin_meanwhile_have_as_many_cores_as_before(two_threads, 
     def take_one_core():
         torch.get_num_threads()
         torch.set_num_threads(1)
-        asking.append(threading.Thread(target=lambda: counts.append(streams_for(10**6, CPU))))
+        asking.append(threading.Thread(target=lambda: counts.append(engines.streams_for(10**6, CPU))))
         asking[-1].start()
         time.sleep(0.05)
 
     monkeypatch.setattr(engine_module, "_take_one_core", take_one_core)
-    make_ready(CPU)
+    engines.make_ready(CPU)
     for each in asking:
         each.join()
     assert counts == [2, 2]
@@ -123,7 +114,7 @@ def test_a_machine_without_more_threads_gets_a_fault_and_not_a_hang(two_threads,
 
     monkeypatch.setattr(threading.Thread, "start", start_only_one)
     with pytest.raises(RuntimeError, match="can't start"):
-        make_ready(CPU)
+        engines.make_ready(CPU)
     monkeypatch.undo()
     started[0].join(20)
     assert not started[0].is_alive()
@@ -143,9 +134,9 @@ def test_nothing_is_kept_for_a_backward_pass(bert, threads, request):
 
 
 def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
-    list(in_streams(doubled, range(8), streams=2))
+    list(engines.in_streams(doubled, range(8), streams=2))
     forked = multiprocessing.get_context("fork").Process(
-        target=lambda: list(in_streams(doubled, range(8), streams=2))
+        target=lambda: list(engines.in_streams(doubled, range(8), streams=2))
     )
     forked.start()
     forked.join(30)
@@ -155,30 +146,33 @@ def test_a_forked_process_does_not_wait_for_the_threads_of_its_parent():
 
 
 def test_too_few_tokens_stay_one_batch_that_all_cores_share(two_threads):
-    assert batching_for(2 * MIN_STREAM_TOKENS - 1, CPU).streams == 1
-    assert batching_for(2 * MIN_STREAM_TOKENS, CPU).streams == 2
-    assert batching_for(10**6, torch.device("cuda")).streams == 1
+    assert engines.batching_for(2 * engines.MIN_STREAM_TOKENS - 1, CPU).streams == 1
+    assert engines.batching_for(2 * engines.MIN_STREAM_TOKENS, CPU).streams == 2
+    assert engines.batching_for(10**6, torch.device("cuda")).streams == 1
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_gpu_is_given_batches_of_like_size(seed):
     rng = random.Random(seed)
     lengths = sorted((rng.randint(1, 256) for _ in range(rng.randint(1, 4096))), reverse=True)
-    cut = batching_for(sum(lengths), torch.device("cuda"))
+    cut = engines.batching_for(sum(lengths), torch.device("cuda"))
     sizes = [sum(lengths[number] for number in group) for group in split_by_budget(lengths, cut.tokens)]
-    assert len(sizes) == -(-sum(lengths) // (BATCH_TOKENS["cuda"] - SPARE_TOKENS))
-    assert max(sizes) <= BATCH_TOKENS["cuda"] and max(sizes) - min(sizes) <= len(sizes) * SPARE_TOKENS
+    assert len(sizes) == -(-sum(lengths) // (engines.BATCH_TOKENS["cuda"] - engines.SPARE_TOKENS))
+    assert (
+        max(sizes) <= engines.BATCH_TOKENS["cuda"]
+        and max(sizes) - min(sizes) <= len(sizes) * engines.SPARE_TOKENS
+    )
 
 
 def test_where_products_take_all_cores_many_cores_share_one_batch(two_threads, monkeypatch):
     monkeypatch.setattr(engine_module, "MAX_STREAMS", 1)
-    assert batching_for(10**6, CPU).streams == 1
+    assert engines.batching_for(10**6, CPU).streams == 1
 
 
 @pytest.mark.parametrize("tokens", [1100, 4000, 4097, 5000, 123_456])
 def test_every_stream_has_as_much_to_do(tokens, two_threads):
-    cut = batching_for(tokens, CPU)
-    assert cut.tokens <= BATCH_TOKENS["cpu"]
+    cut = engines.batching_for(tokens, CPU)
+    assert cut.tokens <= engines.BATCH_TOKENS["cpu"]
     batches = -(-tokens // cut.tokens)
     assert batches % 2 == 0
     assert batches * cut.tokens - tokens < batches
@@ -191,7 +185,7 @@ def test_a_warm_up_passes_a_text_of_each_class_of_lengths(longest, lengths):
     def note(batch):
         passed.append((batch.layout.longest, batch.layout.sequences))
 
-    Engine(note, SimpleNamespace(longest=longest), CPU).warm_up()
+    engines.Engine(note, SimpleNamespace(longest=longest), CPU).warm_up()
     assert passed == [
         (length, texts) for length in lengths for texts in (1, 3)
     ]  # alone, and among short ones

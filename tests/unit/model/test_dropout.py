@@ -32,6 +32,7 @@ RATES = {
     "modernbert": {
         "embedding_dropout": 0.11, "attention_dropout": 0.12, "classifier_dropout": 0.13, "mlp_dropout": 0.14,
     },
+    "gpt2": {"resid_pdrop": 0.11, "attn_pdrop": 0.12, "classifier_dropout": 0.13, "embd_pdrop": 0.14},
 }  # fmt: skip
 ROBERTA_HEADS = {"classify": (0.13, 0.13), "tag": (0, 0.13), "span": (0, 0), "choice": (0, 0.13)}
 HEADS = {
@@ -51,6 +52,7 @@ HEADS = {
     "modernbert": {
         "classify": (0, 0.13), "tag": (0, 0.13), "span": (0, 0.13), "choice": (0, 0.13), "nsp": (0, 0),
     },
+    "gpt2": {"classify": (0, 0), "tag": (0, 0.13), "span": (0, 0)},
 }  # fmt: skip
 every_member = pytest.mark.parametrize("model_type", TRANSFORMERS)
 
@@ -65,10 +67,12 @@ def network_of(model_type: str, heads: dict[str, int]):
 def test_the_rates_in_the_encoder_are_those_of_their_keys(model_type):
     encoder = network_of(model_type, {}).encoder
     block = encoder.blocks[0]
-    assert encoder.embeddings.dropout.p == 0.11
+    assert encoder.embeddings.dropout.p == (0.14 if model_type == "gpt2" else 0.11)
     assert block.attention.training_rule.dropout == 0.12
     # ModernBERT drops what attention writes at the attention's rate, and the gated half at the mlp's.
     assert block.dropout.p == (0.12 if model_type == "modernbert" else 0.11)
+    if model_type == "gpt2":
+        assert block.feed_forward_dropout.p == 0.11
     if model_type == "deberta-v2":
         assert encoder.relative.dropout.p == 0.11
     if model_type == "modernbert":

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bertsmith.model import inference_linear, inference_network
+from bertsmith.model import inference_network, torch_internals
 from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.inference_linear import (
     Activation,
@@ -223,7 +223,7 @@ def test_signed_inputs_that_are_moved_up_give_the_same(stream, monkeypatch, dtyp
     linear, values = nn.Linear(64, 32), torch.randn(20, 64, generator=stream)
     read, found = smoothed(linear, range_of(values)), []
     for signed in (True, False):
-        monkeypatch.setattr(inference_linear, "multiplies_signed_inputs", lambda signed=signed: signed)
+        monkeypatch.setattr(torch_internals, "multiplies_signed_inputs", lambda signed=signed: signed)
         found.append(Int8Linear(read, dtype)(3 * values.to(dtype)))  # some of them out of range
     assert relative_error(found[1].float(), found[0].float()) < tolerance
 

@@ -12,7 +12,7 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.model_folder import Model, head_outputs, read_model, write_model
 from bertsmith.packed import pack
 from tests.folders import change_config, complaint, drop
-from tests.oracles import CLASSES, saved_oracle
+from tests.oracles import CLASSES, oracle_class, saved_oracle
 from tests.tiny import TRANSFORMERS, tiny_network
 
 
@@ -120,10 +120,10 @@ def test_an_untied_decoder_comes_from_transformers_and_goes_back_to_it(model_typ
     assert model.notes == () and not model.network.config.tied
     write_model(tmp_path / "b", model)
     assert read_model(tmp_path / "b").network.config == model.network.config
-    again = getattr(transformers, f"{CLASSES[model_type]}ForMaskedLM").from_pretrained(tmp_path / "b").eval()
+    again = oracle_class(model_type, "ForMaskedLM").from_pretrained(tmp_path / "b").eval()
     batch = pack([[5, 6, 7, 8]])
     with torch.no_grad():
-        ours = model.network.word_scores(model.network(batch), torch.arange(4))
+        ours = model.network.scores_of_words(model.network(batch))
         for theirs in (untied, again):
             assert (ours - theirs(input_ids=batch.tokens_T[None]).logits[0]).abs().max() <= 2e-5
 

@@ -109,7 +109,7 @@ def test_weights_of_few_bits_stay_small_and_are_read_as_they_were_written(
     network = for_memory(model_type, bits)
     write_model(tmp_path / "small", Model(network))
     found = read_model(tmp_path / "small").network
-    monkeypatch.setattr("bertsmith.model.inference_linear.has_4bit_products", lambda: False)
+    monkeypatch.setattr("bertsmith.model.torch_internals.has_4bit_products", lambda: False)
     assert packed_network(found) is found and not stored_weights(found)
     held = [module for module in found.modules() if isinstance(module, QuantisedLinear)]
     assert len(held) == 4 * len(found.encoder.blocks)

@@ -34,6 +34,7 @@ THEIR_CLASSES = {
     "ernie": ("ErnieConfig", "ErnieForPreTraining"),
     "electra": ("ElectraConfig", "ElectraForPreTraining"),
     "modernbert": ("ModernBertConfig", "ModernBertForMaskedLM"),
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel"),
 }
 OF_TRANSFORMERS = [name for name in preset_names() if not name.startswith("elmo")]
 """An LSTM reads lengths, of which torch's device without numbers has none."""

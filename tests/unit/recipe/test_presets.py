@@ -10,15 +10,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader
 from bertsmith.model.network import build_network
-from bertsmith.recipe.load import (
-    encoder_parameters,
-    leaves,
-    load_recipe,
-    preset_names,
-    preset_summaries,
-    preset_text,
-    published_vocabulary,
-)
+from bertsmith.recipe import load
 from tests.example_stores import wordpiece
 
 MODEL_CHANGES = [
@@ -53,6 +45,7 @@ SIZES = {
     "speedrun-base": (12, 768, 12, 2048, "width"),
     "modernbert-base": (22, 768, 12, 1152, "width"),
     "modernbert-large": (28, 1024, 16, 2624, "width"),
+    "gpt2-small": (12, 768, 12, 3072, "width"),
     "elmo-small": (2, 256, 12, 3072, "width"),  # it has neither heads nor a feed-forward
     "elmo-original": (2, 1024, 12, 3072, "width"),
 }
@@ -154,6 +147,16 @@ SPEEDRUN_BASE = SPEEDRUN | {
     "masking.rate": 0.2, "masking.as_mask": 0.85, "masking.as_random": 0.0,
     "optim.peak_lr": 5e-4, "run.minutes": 20.0,
 }  # fmt: skip
+GPT2 = BERT | {
+    "model.type": "gpt2", "model.segments": 0, "model.activation": "gelu_new", "model.norm_eps": 1e-5,
+    "model.positions": 1024,
+    "examples.objective": "left-to-right", "examples.pairs": "full-sentences",
+    "examples.short_probability": 0.0, "examples.stages": [(1.0, 1024, 1023)],
+    "batch.sequences": 512,
+    "optim.peak_lr": 6e-4, "optim.beta2": 0.95, "optim.eps": 1e-8, "optim.weight_decay": 0.1,
+    "optim.bias_correction": True, "optim.warmup_fraction": 375 / 300_000, "optim.schedule": "cosine",
+    "run.budget": "tokens", "run.tokens": 300_000_000_000,
+}  # fmt: skip
 ELMO = BERT | {
     "model.type": "elmo", "model.segments": 0, "model.cell": 4096,
     "examples.objective": "two-directions", "examples.pairs": "full-sentences",
@@ -176,11 +179,12 @@ PUBLISHED = {
     "modernbert-large": MODERNBERT_LARGE,
     "speedrun-small": SPEEDRUN,
     "speedrun-base": SPEEDRUN_BASE,
+    "gpt2-small": GPT2,
     "elmo-small": ELMO | {"model.cell": 1024},
     "elmo-original": ELMO,
 }
 
-# Encoder plus pooler (DistilBERT, ELECTRA and ModernBERT have none) with the published vocabulary.
+# Encoder plus pooler (DistilBERT, ELECTRA, ModernBERT and GPT-2 have none) with the published vocabulary.
 COUNTS = {
     "bert-base": 109_482_240,
     "bert-large": 335_141_888,
@@ -195,24 +199,25 @@ COUNTS = {
     "electra-base": 108_891_648,
     "modernbert-base": 149_014_272,
     "modernbert-large": 394_781_696,
+    "gpt2-small": 124_439_808,
 }
 
 each_preset = pytest.mark.parametrize("name", SIZES)
 
 
 def test_these_are_all_the_presets():
-    assert preset_names() == sorted(SIZES) == sorted(PUBLISHED)
+    assert load.preset_names() == sorted(SIZES) == sorted(PUBLISHED)
 
 
 @each_preset
 def test_a_preset_has_the_published_size(name):
-    model = load_recipe(name).model
+    model = load.load_recipe(name).model
     assert (model.layers, model.width, model.heads, model.inner, model.embedding_width) == SIZES[name]
 
 
 @each_preset
 def test_a_preset_has_the_published_hyper_parameters(name):
-    held = leaves(load_recipe(name).model_dump())
+    held = load.leaves(load.load_recipe(name).model_dump())
     held["examples.stages"] = [tuple(stage.values()) for stage in held["examples.stages"]]
     held["masking.levels"] = [tuple(level.values()) for level in held["masking.levels"]]
     assert {key: held[key] for key in PUBLISHED[name]} == PUBLISHED[name]
@@ -220,12 +225,12 @@ def test_a_preset_has_the_published_hyper_parameters(name):
 
 @each_preset
 def test_a_preset_goes_by_the_name_of_its_file(name):
-    assert load_recipe(name).name == name
+    assert load.load_recipe(name).name == name
 
 
 @each_preset
 def test_a_preset_names_the_source_of_every_value(name):
-    lines = preset_text(name).splitlines()
+    lines = load.preset_text(name).splitlines()
     assert lines[0].startswith("# ")
     for above, line in pairwise(lines):
         if line[:1].isalpha() and not line.startswith(("name =", "base =", "type =")):
@@ -234,8 +239,8 @@ def test_a_preset_names_the_source_of_every_value(name):
 
 @each_preset
 def test_a_preset_stands_on_at_most_one_other(name):
-    base = tomllib.loads(preset_text(name)).get("base")
-    assert base is None or "base" not in tomllib.loads(preset_text(base))
+    base = tomllib.loads(load.preset_text(name)).get("base")
+    assert base is None or "base" not in tomllib.loads(load.preset_text(base))
 
 
 # ---- sizes
@@ -243,25 +248,27 @@ def test_a_preset_stands_on_at_most_one_other(name):
 
 @pytest.mark.parametrize(("name", "count"), COUNTS.items())
 def test_the_formula_gives_the_published_counts(name, count):
-    model = load_recipe(name).model
-    assert encoder_parameters(model, published_vocabulary(model.type)) == count
+    model = load.load_recipe(name).model
+    assert load.encoder_parameters(model, load.published_vocabulary(model.type)) == count
 
 
 def test_the_formula_follows_the_vocabulary():
-    assert encoder_parameters(load_recipe("bert-base").model, 28_996) == 108_310_272  # BERT-Base cased
+    assert (
+        load.encoder_parameters(load.load_recipe("bert-base").model, 28_996) == 108_310_272
+    )  # BERT-Base cased
 
 
 @each_preset
 def test_the_formula_agrees_with_the_network_itself(name):
     import torch
 
-    model = load_recipe(name, ["model.positions=1200"]).model
+    model = load.load_recipe(name, ["model.positions=1200"]).model
     with torch.device("meta"):
         network = build_network(
             published_config_of(model, vocabulary=1000),
-            {} if model.type in ("distilbert", "electra", "modernbert", "elmo") else {"pooler": 0},
+            {} if model.type in ("distilbert", "electra", "modernbert", "gpt2", "elmo") else {"pooler": 0},
         )
-    assert encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
+    assert load.encoder_parameters(model, 1000) == sum(each.numel() for each in network.parameters())
 
 
 def published_config_of(model, *, vocabulary):
@@ -273,6 +280,9 @@ def published_config_of(model, *, vocabulary):
     if model.type == "distilbert":
         sizes |= {"dim": model.width, "n_layers": model.layers, "n_heads": model.heads}
         sizes |= {"hidden_dim": model.inner}
+    if model.type == "gpt2":
+        sizes |= {"n_embd": model.width, "n_layer": model.layers, "n_head": model.heads}
+        sizes |= {"n_inner": model.inner, "n_positions": model.positions}
     config = {
         "model_type": model.type,
         "embedding_size": model.width if model.embedding_width == "width" else model.embedding_width,
@@ -301,12 +311,12 @@ def accepted_changes(name):
     for change in MODEL_CHANGES:
         with suppress(UserError):
             short = "examples.stages=[{fraction=1, length=8, predictions=2}]"
-            models[change] = load_recipe(name, [change, short]).model
+            models[change] = load.load_recipe(name, [change, short]).model
     return models
 
 
 def test_the_summaries_come_in_order_of_size_within_a_family():
-    assert [each.name for each in preset_summaries()] == list(SIZES)
-    tiny = preset_summaries()[0]
+    assert [each.name for each in load.preset_summaries()] == list(SIZES)
+    tiny = load.preset_summaries()[0]
     assert (tiny.parameters, tiny.vocabulary) == (4_385_920, 30_522)
     assert tiny.summary.startswith("BERT-Tiny: 2 layers, 128 wide")

@@ -6,15 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.recipe.load import (
-    annotated_text,
-    differences,
-    leaves,
-    load_recipe,
-    load_recipe_with_origins,
-    preset_names,
-    recipe_text,
-)
+from bertsmith.recipe import load
 from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import toml_text, value_text
 from tests.unit.recipe.random_recipes import KEYS, recipes
@@ -27,49 +19,51 @@ def place(tmp_path_factory):
 
 @given(recipe=recipes())
 def test_a_written_recipe_loads_as_an_equal_one(place, recipe):
-    place.write_bytes(recipe_text(recipe).encode())
-    assert load_recipe(place) == recipe
+    place.write_bytes(load.recipe_text(recipe).encode())
+    assert load.load_recipe(place) == recipe
 
 
 @given(recipe=recipes())
 def test_every_value_can_be_given_by_set(recipe):
-    overrides = [f"{key}={value_text(value)}" for key, value in leaves(recipe.model_dump()).items()]
-    assert load_recipe("bert-base", overrides) == recipe
+    overrides = [f"{key}={value_text(value)}" for key, value in load.leaves(recipe.model_dump()).items()]
+    assert load.load_recipe("bert-base", overrides) == recipe
 
 
 @given(recipe=recipes(), other=recipes())
 def test_differences_name_exactly_the_keys_that_differ(recipe, other):
-    ours, theirs = leaves(recipe.model_dump()), leaves(other.model_dump())
-    found = [each.key for each in differences(recipe.model_dump(), other.model_dump())]
+    ours, theirs = load.leaves(recipe.model_dump()), load.leaves(other.model_dump())
+    found = [each.key for each in load.differences(recipe.model_dump(), other.model_dump())]
     assert found == [key for key in KEYS if ours[key] != theirs[key]]
-    assert differences(recipe.model_dump(), recipe.model_dump()) == []
+    assert load.differences(recipe.model_dump(), recipe.model_dump()) == []
 
 
 def test_a_difference_shows_both_values():
-    base = load_recipe("bert-base")
-    other = load_recipe("bert-base", ["optim.peak_lr=3e-5", "optim.clip_norm=off", "examples.pairs=none"])
-    assert [str(each) for each in differences(base.model_dump(), other.model_dump())] == [
+    base = load.load_recipe("bert-base")
+    other = load.load_recipe(
+        "bert-base", ["optim.peak_lr=3e-5", "optim.clip_norm=off", "examples.pairs=none"]
+    )
+    assert [str(each) for each in load.differences(base.model_dump(), other.model_dump())] == [
         'examples.pairs: "nsp" there, "none" now',
         "optim.peak_lr: 0.0001 there, 3e-5 now",
         'optim.clip_norm: 1.0 there, "off" now',
     ]
 
 
-@pytest.mark.parametrize("name", preset_names())
+@pytest.mark.parametrize("name", load.preset_names())
 def test_a_preset_survives_being_written_and_being_shown(name, place):
-    loaded = load_recipe_with_origins(name)
-    for text in (recipe_text(loaded.recipe), annotated_text(loaded)):
+    loaded = load.load_recipe_with_origins(name)
+    for text in (load.recipe_text(loaded.recipe), load.annotated_text(loaded)):
         place.write_text(text)
-        assert load_recipe(place) == loaded.recipe
+        assert load.load_recipe(place) == loaded.recipe
 
 
 def test_a_written_recipe_is_complete():
-    written = tomllib.loads(recipe_text(load_recipe("albert-large")))
-    assert list(leaves(written)) == list(leaves(Recipe().model_dump())) == KEYS
+    written = tomllib.loads(load.recipe_text(load.load_recipe("albert-large")))
+    assert list(load.leaves(written)) == list(load.leaves(Recipe().model_dump())) == KEYS
 
 
 def test_a_written_recipe_reads_well():
-    lines = recipe_text(load_recipe("bert-base")).splitlines()
+    lines = load.recipe_text(load.load_recipe("bert-base")).splitlines()
     assert lines[0] == 'name = "bert-base"'
     assert "steps = 1_000_000" in lines and "norm_eps = 1e-12" in lines and "width = 768" in lines
     assert "recompute = false" in lines and "[optim]" in lines
@@ -98,7 +92,9 @@ tables = st.recursive(
 def test_any_tree_of_plain_values_is_read_back_by_the_standard_library(tree):
     again = tomllib.loads(toml_text(tree))
     assert again == tree
-    assert repr(sorted(map(repr, leaves(again).values()))) == repr(sorted(map(repr, leaves(tree).values())))
+    assert repr(sorted(map(repr, load.leaves(again).values()))) == repr(
+        sorted(map(repr, load.leaves(tree).values()))
+    )
 
 
 def test_a_comment_stands_on_the_line_of_its_key():

@@ -23,14 +23,7 @@ from bertsmith.serve.server import listen, make_server
 from bertsmith.serve.server_config import Limits
 from tests.command_line import bertsmith, mistake
 from tests.commands import commanded
-from tests.unit.serve.serving import (
-    Slowly,
-    application_of,
-    connected,
-    live,
-    load_until_nobody_listens,
-    wait_for,
-)
+from tests.unit.serve import serving
 
 BODY = json.dumps({"texts": ["the cat"]}).encode()
 
@@ -50,14 +43,14 @@ def read_all(line):
 @pytest.fixture(scope="module")
 def impatient(folders):
     limits = Limits(head_seconds=0.4, body_seconds=0.4, body_bytes=1000)
-    with live(application_of({"mood": folders["mood"]}, limits=limits), limits) as address:
+    with serving.live(serving.application_of({"mood": folders["mood"]}, limits=limits), limits) as address:
         yield address
 
 
 @pytest.mark.parametrize("sent", [b"", b"POST /classify HT", b"GET /health HTTP/1.1\r\nX: "])
 def test_whoever_never_finishes_a_head_is_cut_off(sent, impatient):
     begin = time.monotonic()
-    with connected(impatient) as line:
+    with serving.connected(impatient) as line:
         line.sendall(sent)
         with suppress(ConnectionResetError):
             assert read_all(line) == b""
@@ -65,14 +58,14 @@ def test_whoever_never_finishes_a_head_is_cut_off(sent, impatient):
 
 
 def test_a_head_in_drips_is_cut_off_too(impatient):
-    with connected(impatient) as line, pytest.raises((ConnectionResetError, BrokenPipeError)):
+    with serving.connected(impatient) as line, pytest.raises((ConnectionResetError, BrokenPipeError)):
         for letter in b"GET /health HTTP/1.1\r\n" * 10:
             line.sendall(bytes([letter]))
             time.sleep(0.02)
 
 
 def test_a_slow_body_gets_its_refusal_and_the_line_is_closed(impatient):
-    with connected(impatient) as line:
+    with serving.connected(impatient) as line:
         line.sendall(head(len(BODY)) + BODY[:5])
         reply = read_all(line)
     assert reply.startswith(b"HTTP/1.1 408 ")
@@ -84,7 +77,7 @@ def test_a_large_body_gets_its_refusal_though_it_is_sent_to_the_end(impatient):
 
 
 def test_whoever_asks_before_sending_too_much_is_reported_at_once(impatient):
-    with connected(impatient) as line:
+    with serving.connected(impatient) as line:
         line.sendall(head(10_000_000, "Expect: 100-continue"))
         assert read_all(line).startswith(b"HTTP/1.1 413 ")
 
@@ -103,7 +96,7 @@ def test_a_connection_serves_many_requests(impatient):
     "sent", [b"\x00\x01\x02\r\n\r\n", b"GET / HTTP/9.9\r\nConnection: close\r\n\r\n", b"A" * 100_000]
 )
 def test_what_is_no_http_gets_no_fault(sent, impatient):
-    with connected(impatient) as line:
+    with serving.connected(impatient) as line:
         try:
             line.sendall(sent)
             reply = read_all(line)
@@ -114,17 +107,17 @@ def test_what_is_no_http_gets_no_fault(sent, impatient):
 
 
 def test_the_work_of_whoever_hangs_up_is_dropped(folders):
-    application = application_of({"mood": folders["mood"]})
+    application = serving.application_of({"mood": folders["mood"]})
     queue = application.models["mood"].queue
-    slow = Slowly(application, "mood")
-    with live(application) as address:
-        lines = [connected(address) for _ in range(3)]
+    slow = serving.Slowly(application, "mood")
+    with serving.live(application) as address:
+        lines = [serving.connected(address) for _ in range(3)]
         for number, line in enumerate(lines):
             line.sendall(head(len(BODY)) + BODY)
-            wait_for(lambda: slow.batches == [1])  # the first is at work, the others wait
-            wait_for(lambda waiting=number: queue.requests == waiting)
+            serving.wait_for(lambda: slow.batches == [1])  # the first is at work, the others wait
+            serving.wait_for(lambda waiting=number: queue.requests == waiting)
         lines[1].close()
-        wait_for(lambda: queue.requests == 1)
+        serving.wait_for(lambda: queue.requests == 1)
         slow.may_go.set()
         for line in (lines[0], lines[2]):
             assert line.recv(20).startswith(b"HTTP/1.1 200 ")
@@ -189,7 +182,7 @@ def test_a_server_waits_for_accepted_requests_but_only_so_long(
     drain_seconds, busy_seconds, least, folders, monkeypatch
 ):
     monkeypatch.setattr(server, "LINGER_SECONDS", 0.1)
-    application = application_of({"mood": folders["mood"]})
+    application = serving.application_of({"mood": folders["mood"]})
     waited = seconds_to_drain(application, drain_seconds, busy_seconds=busy_seconds)
     assert least <= waited < max(drain_seconds, busy_seconds)
     assert application.status.is_draining
@@ -324,7 +317,9 @@ def test_sigterm_under_load_loses_no_accepted_request(folders):
         log: list[str] = []
         reader = threading.Thread(target=lambda: log.extend(server.stderr))
         reader.start()
-        outcomes = asyncio.run(load_until_nobody_listens(address, lambda: server.send_signal(signal.SIGTERM)))
+        outcomes = asyncio.run(
+            serving.load_until_nobody_listens(address, lambda: server.send_signal(signal.SIGTERM))
+        )
         assert server.wait(30) == 0
         reader.join()
     assert "serves toy, mood" in first

@@ -5,39 +5,31 @@ import torch
 
 from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.tensor_files import read_tensors
-from bertsmith.shrink.magnitude import (
-    apply_masks,
-    cubic_sparsity,
-    magnitude_masks,
-    masks_of,
-    prunable_weights,
-    published_masks,
-    sparsity_of,
-)
+from bertsmith.shrink import magnitude
 from bertsmith.studies.magnitude_pruning import GradualSchedule
 from tests.lively_networks import lively_network
 
 
 def test_the_smallest_weights_of_all_matrices_go():
     weights = {"a": torch.tensor([[1.0, -6.0], [0.5, 3.0]]), "b": torch.tensor([[-0.1, 9.0]])}
-    masks = magnitude_masks(weights, 0.5)
+    masks = magnitude.magnitude_masks(weights, 0.5)
     assert masks["a"].tolist() == [[False, True], [False, True]]
     assert masks["b"].tolist() == [[False, True]]
-    apply_masks(weights, masks)
+    magnitude.apply_masks(weights, masks)
     assert weights["a"].tolist() == [[0, -6], [0, 3]]
-    assert {name: mask.tolist() for name, mask in masks_of(weights).items()} == {
+    assert {name: mask.tolist() for name, mask in magnitude.masks_of(weights).items()} == {
         name: mask.tolist() for name, mask in masks.items()
     }
-    assert magnitude_masks(weights, 0.0)["a"].tolist() == masks["a"].tolist()
+    assert magnitude.magnitude_masks(weights, 0.0)["a"].tolist() == masks["a"].tolist()
 
 
 def test_what_is_zero_stays_zero_as_more_go():
     network = lively_network("modernbert", {})
-    weights = prunable_weights(network)
+    weights = magnitude.prunable_weights(network)
     gone = {name: torch.zeros_like(weight, dtype=torch.bool) for name, weight in weights.items()}
     for sparsity in (0.3, 0.6, 0.9):
-        apply_masks(weights, magnitude_masks(weights, sparsity))
-        assert sparsity_of(network) == pytest.approx(sparsity, abs=1e-3)
+        magnitude.apply_masks(weights, magnitude.magnitude_masks(weights, sparsity))
+        assert magnitude.sparsity_of(network) == pytest.approx(sparsity, abs=1e-3)
         for name, weight in weights.items():
             assert not (weight[gone[name]] != 0).any()
             gone[name] = weight == 0
@@ -45,7 +37,7 @@ def test_what_is_zero_stays_zero_as_more_go():
 
 @pytest.mark.parametrize(("done", "expected"), [(-1, 0), (0, 0), (0.5, 0.7 * 7 / 8), (1, 0.7), (2, 0.7)])
 def test_the_schedule_is_cubic(done, expected):
-    assert cubic_sparsity(0.7, done) == pytest.approx(expected)
+    assert magnitude.cubic_sparsity(0.7, done) == pytest.approx(expected)
 
 
 def test_masks_are_found_anew_between_two_parts_of_a_run():
@@ -59,9 +51,9 @@ def test_masks_are_found_anew_between_two_parts_of_a_run():
 
 def test_masks_go_by_the_published_names(tmp_path):
     network = lively_network("bert", {"mlm": 0})
-    weights = prunable_weights(network)
-    apply_masks(weights, magnitude_masks(weights, 0.4))
-    masks = published_masks(network)
+    weights = magnitude.prunable_weights(network)
+    magnitude.apply_masks(weights, magnitude.magnitude_masks(weights, 0.4))
+    masks = magnitude.published_masks(network)
     assert "bert.encoder.layer.0.attention.self.key.weight" in masks
     write_model(tmp_path, Model(network))
     written = dict(read_tensors(tmp_path))

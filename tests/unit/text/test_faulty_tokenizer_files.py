@@ -10,30 +10,22 @@ from tokenizers import models, pre_tokenizers
 
 from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
+from tests import tokenizer_makers as makers
 from tests.tokenizer_folders import add_tokens_in_a_file, edit_json, write_settings, write_vocab
-from tests.tokenizer_makers import (
-    BERT_SPECIAL,
-    MAKERS,
-    PARAGRAPH,
-    albert_unigram,
-    byte_bpe,
-    modern_bpe,
-    uncased_wordpiece,
-)
 
 Maker = Callable[[Path], Path]
-every_kind = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+every_kind = pytest.mark.parametrize("maker", makers.MAKERS, ids=lambda maker: maker.__name__)
 LITERALS = "iron [MASK] is <mask>hot [CLS]<pad> </s>   [unused0]"
-TEXT = PARAGRAPH + LITERALS
+TEXT = makers.PARAGRAPH + LITERALS
 
 
 def test_an_added_token_that_cannot_have_its_id_is_rejected(tmp_path: Path) -> None:
-    add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=9)
+    add_tokens_in_a_file(write_vocab(tmp_path, [*makers.BERT_SPECIAL, "iron"]), "covid19", first=9)
     assert_refused(tmp_path, "the added token 'covid19' would get id 6, not 9")
 
 
 def test_a_faulty_added_tokens_json_is_rejected(tmp_path: Path) -> None:
-    add_tokens_in_a_file(write_vocab(tmp_path, [*BERT_SPECIAL, "iron"]), "covid19", first=6)
+    add_tokens_in_a_file(write_vocab(tmp_path, [*makers.BERT_SPECIAL, "iron"]), "covid19", first=6)
     (tmp_path / "added_tokens.json").write_text('{"covid19": "6"}', encoding="utf-8")
     assert_refused(tmp_path, "added_tokens.json: the id of 'covid19' is '6'")
 
@@ -75,13 +67,13 @@ def test_a_faulty_vocab_txt_is_rejected(content: bytes, message: str, tmp_path: 
     ],
 )
 def test_a_faulty_vocab_json_is_rejected(content: str, message: str, tmp_path: Path) -> None:
-    (byte_bpe(tmp_path) / "vocab.json").write_text(content, encoding="utf-8")
+    (makers.byte_bpe(tmp_path) / "vocab.json").write_text(content, encoding="utf-8")
     assert_refused(tmp_path, message)
 
 
 @pytest.mark.parametrize("line", ["h", "h e l", "h  e", "", " ", "h zzz", "zzz h"])
 def test_a_faulty_line_of_merges_txt_is_rejected(line: str, tmp_path: Path) -> None:
-    file = byte_bpe(tmp_path) / "merges.txt"
+    file = makers.byte_bpe(tmp_path) / "merges.txt"
     lines = file.read_text(encoding="utf-8").split("\n")
     lines[3] = line
     file.write_text("\n".join(lines), encoding="utf-8")
@@ -90,7 +82,7 @@ def test_a_faulty_line_of_merges_txt_is_rejected(line: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("size", [0, 1, 100, 1000])
 def test_a_cut_off_tokenizer_json_is_rejected(size: int, tmp_path: Path) -> None:
-    file = modern_bpe(tmp_path) / "tokenizer.json"
+    file = makers.modern_bpe(tmp_path) / "tokenizer.json"
     file.write_bytes(file.read_bytes()[:size])
     assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
 
@@ -102,25 +94,25 @@ def test_a_tokenizer_json_of_another_kind_is_rejected(content: str, tmp_path: Pa
 
 
 def test_a_template_with_an_id_outside_the_vocabulary_is_rejected(tmp_path: Path) -> None:
-    file = albert_unigram(tmp_path) / "tokenizer.json"
+    file = makers.albert_unigram(tmp_path) / "tokenizer.json"
     edit_json(file, lambda parts: parts["post_processor"]["special_tokens"]["[SEP]"].update(ids=[99_999]))
     assert_refused(tmp_path, "the template adds an id that no piece has")
 
 
 def test_a_template_with_an_unknown_token_is_rejected(tmp_path: Path) -> None:
-    file = albert_unigram(tmp_path) / "tokenizer.json"
+    file = makers.albert_unigram(tmp_path) / "tokenizer.json"
     edit_json(file, lambda parts: parts["post_processor"]["special_tokens"].pop("[SEP]"))
     assert_refused(tmp_path, "tokenizer.json: its template names .*, none of its special_tokens")
 
 
 def test_two_pieces_with_one_id_are_rejected(tmp_path: Path) -> None:
-    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    Tokenizer.load(makers.uncased_wordpiece(tmp_path / "source")).save(tmp_path)
     edit_json(tmp_path / "tokenizer.json", lambda parts: parts["model"]["vocab"].update(iron=9))
     assert_refused(tmp_path, "two pieces share an id")
 
 
 def test_an_added_token_that_would_be_renumbered_is_rejected(tmp_path: Path) -> None:
-    file = modern_bpe(tmp_path) / "tokenizer.json"
+    file = makers.modern_bpe(tmp_path) / "tokenizer.json"
     edit_json(file, lambda parts: parts["added_tokens"][-1].update(id=9_000))
     assert_refused(tmp_path, "an added token cannot have the id it states")
 
@@ -147,11 +139,11 @@ def test_a_model_without_its_unknown_piece_is_rejected(tmp_path: Path) -> None:
     ids=str,
 )
 def test_faulty_settings_are_rejected(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    assert_refused(write_settings(uncased_wordpiece(tmp_path), **settings), message)
+    assert_refused(write_settings(makers.uncased_wordpiece(tmp_path), **settings), message)
 
 
 def test_settings_that_are_no_json_are_rejected(tmp_path: Path) -> None:
-    (uncased_wordpiece(tmp_path) / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    (makers.uncased_wordpiece(tmp_path) / "tokenizer_config.json").write_text("{", encoding="utf-8")
     assert_refused(tmp_path, "tokenizer_config.json: is not valid JSON")
 
 

@@ -18,28 +18,20 @@ from bertsmith.text.tokenizer import (
     read_templates,
     truncate_longest_first,
 )
-from tests.tokenizer_makers import (
-    MAKERS,
-    PARAGRAPH,
-    albert_unigram,
-    byte_bpe,
-    cased_unigram,
-    modern_bpe,
-    uncased_wordpiece,
-)
+from tests import tokenizer_makers as makers
 
 Maker = Callable[[Path], Path]
-every_kind = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+every_kind = pytest.mark.parametrize("maker", makers.MAKERS, ids=lambda maker: maker.__name__)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(uncased_wordpiece(tmp_path_factory.mktemp("bert")))
+    return Tokenizer.load(makers.uncased_wordpiece(tmp_path_factory.mktemp("bert")))
 
 
 @pytest.fixture(scope="module")
 def modern(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.load(modern_bpe(tmp_path_factory.mktemp("modern")))
+    return Tokenizer.load(makers.modern_bpe(tmp_path_factory.mktemp("modern")))
 
 
 def tokens(tokenizer: Tokenizer, encoded: Encoded) -> list[str]:
@@ -63,7 +55,7 @@ def test_a_pair_has_two_segments_and_offsets_into_its_own_texts(bert: Tokenizer)
 
 
 def test_a_roberta_pair_has_two_separators_and_one_segment(tmp_path: Path) -> None:
-    roberta = Tokenizer.load(byte_bpe(tmp_path))
+    roberta = Tokenizer.load(makers.byte_bpe(tmp_path))
     encoded = roberta.encode_pair("a", "b")
     assert tokens(roberta, encoded) == ["<s>", "a", "</s>", "</s>", "b", "</s>"]
     assert encoded.segments == [0] * 6
@@ -122,12 +114,12 @@ def test_runs_of_spaces_stay_tokens_of_a_modern_tokenizer(modern: Tokenizer) -> 
 
 
 def test_a_unigram_model_does_not_spell_a_special_piece_from_upper_case(tmp_path: Path) -> None:
-    albert = Tokenizer.load(albert_unigram(tmp_path))
+    albert = Tokenizer.load(makers.albert_unigram(tmp_path))
     assert albert.pad_id not in albert.encode("the <PAD> and the <pad><pad>").ids
 
 
 def test_a_unigram_model_does_not_spell_a_special_piece_from_compatibility_letters(tmp_path: Path) -> None:
-    unigram = Tokenizer.load(cased_unigram(tmp_path))
+    unigram = Tokenizer.load(makers.cased_unigram(tmp_path))
     text = "[𝐂𝐋𝐒] ＜pad＞ a[MASK]a"
     encoded = unigram.encode(text)
     assert not set(encoded.ids[1:-1]) & (unigram.special_ids - {unigram.unknown_id})
@@ -173,7 +165,7 @@ def test_a_mask_that_the_pipeline_forgot_to_declare_is_special() -> None:
 @every_kind
 def test_many_texts_give_the_same_as_one_by_one(maker: Maker, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(maker(tmp_path))
-    lines = PARAGRAPH.splitlines()
+    lines = makers.PARAGRAPH.splitlines()
     one_by_one = [tokenizer.encode(line) for line in lines] + [tokenizer.encode_pair(*lines[:2])]
     assert tokenizer.encode_many([*lines, (lines[0], lines[1])]) == one_by_one
     assert tokenizer.encode_many([]) == []
@@ -185,7 +177,7 @@ def test_two_encoded_texts_are_joined_to_what_their_pair_gives(
     maker: Maker, limit: int | None, tmp_path: Path
 ) -> None:
     tokenizer = Tokenizer.load(maker(tmp_path))
-    first, second = PARAGRAPH.splitlines()[:2]
+    first, second = makers.PARAGRAPH.splitlines()[:2]
     template = read_templates(tokenizer).pair
     for one, other in ((first, second), (second, "a"), ("a", first)):
         whole = tokenizer.encode_pair(one, other)
@@ -228,7 +220,10 @@ def test_a_token_outside_the_vocabulary_is_rejected(bert: Tokenizer) -> None:
 
 
 def test_each_family_has_its_names_for_the_roles(bert: Tokenizer, modern: Tokenizer, tmp_path: Path) -> None:
-    roberta, albert = Tokenizer.load(byte_bpe(tmp_path / "a")), Tokenizer.load(albert_unigram(tmp_path / "b"))
+    roberta, albert = (
+        Tokenizer.load(makers.byte_bpe(tmp_path / "a")),
+        Tokenizer.load(makers.albert_unigram(tmp_path / "b")),
+    )
     assert [it.mask_token for it in (bert, modern, roberta, albert)] == [
         "[MASK]",
         "[MASK]",
@@ -251,7 +246,7 @@ def test_a_tokenizer_without_a_mask_says_so() -> None:
 def test_a_pickled_tokenizer_is_the_same_and_still_closed(maker: Maker, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(maker(tmp_path))
     again = pickle.loads(pickle.dumps(tokenizer))
-    text = PARAGRAPH + tokenizer.mask_token
+    text = makers.PARAGRAPH + tokenizer.mask_token
     assert again.encode(text) == tokenizer.encode(text)
     assert again.mask_id not in again.encode(text).ids
 
@@ -302,7 +297,7 @@ def test_a_limit_that_cannot_be_kept_is_rejected() -> None:
 
 
 def test_a_typed_unknown_token_of_a_unigram_is_ordinary_characters(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(albert_unigram(tmp_path))
+    tokenizer = Tokenizer.load(makers.albert_unigram(tmp_path))
     text = "iron<unk>iron"
     encoded = tokenizer.encode(text)
     whole = [text[start:end] for start, end in encoded.offsets]

@@ -12,39 +12,32 @@ from tokenizers import models
 
 from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
+from tests import tokenizer_makers as makers
 from tests.tokenizer_folders import add_tokens_in_a_file, opened, write_settings, write_vocab
-from tests.tokenizer_makers import (
-    BERT_SPECIAL,
-    MAKERS,
-    PARAGRAPH,
-    albert_unigram,
-    byte_bpe,
-    cased_wordpiece,
-    modern_bpe,
-    uncased_wordpiece,
-)
 
 Maker = Callable[[Path], Path]
-every_kind = pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.__name__)
+every_kind = pytest.mark.parametrize("maker", makers.MAKERS, ids=lambda maker: maker.__name__)
 LITERALS = "iron [MASK] is <mask>hot [CLS]<pad> </s>   [unused0]"
-TEXT = PARAGRAPH + LITERALS
+TEXT = makers.PARAGRAPH + LITERALS
 
 
 # --- reading ---
 
 
 def test_vocab_txt_gives_what_transformers_makes_of_it(tmp_path: Path) -> None:
-    theirs = transformers.BertTokenizer.from_pretrained(uncased_wordpiece(tmp_path))
+    theirs = transformers.BertTokenizer.from_pretrained(makers.uncased_wordpiece(tmp_path))
     assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
 
 
 def test_a_cased_vocabulary_without_settings_keeps_case(tmp_path: Path) -> None:
-    theirs = transformers.BertTokenizer.from_pretrained(cased_wordpiece(tmp_path), do_lower_case=False)
+    theirs = transformers.BertTokenizer.from_pretrained(makers.cased_wordpiece(tmp_path), do_lower_case=False)
     assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
 
 
 def test_a_letter_without_lower_case_does_not_make_a_vocabulary_cased(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*BERT_SPECIAL, "[unused1]", "[BOS]", "ℝ", "iron"]))
+    tokenizer = Tokenizer.load(
+        write_vocab(tmp_path, [*makers.BERT_SPECIAL, "[unused1]", "[BOS]", "ℝ", "iron"])
+    )
     assert tokenizer.encode("IRON ℝ").ids[1:-1] == [8, 7]
 
 
@@ -60,13 +53,13 @@ def test_a_letter_without_lower_case_does_not_make_a_vocabulary_cased(tmp_path: 
     ids=str,
 )
 def test_tokenizer_config_decides_for_vocab_txt(settings: dict[str, Any], tmp_path: Path) -> None:
-    write_settings(uncased_wordpiece(tmp_path), **settings)
+    write_settings(makers.uncased_wordpiece(tmp_path), **settings)
     theirs = transformers.BertTokenizer.from_pretrained(tmp_path)
     assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
 
 
 def test_tokens_added_in_tokenizer_config_are_read(tmp_path: Path) -> None:
-    folder = uncased_wordpiece(tmp_path)
+    folder = makers.uncased_wordpiece(tmp_path)
     size = Tokenizer.load(folder).vocabulary_size
     entry = {
         "content": "[unused0]",
@@ -86,7 +79,7 @@ def test_tokens_added_in_tokenizer_config_are_read(tmp_path: Path) -> None:
 def test_vocab_json_with_merges_gives_what_transformers_makes_of_it(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    write_settings(byte_bpe(tmp_path), **settings)
+    write_settings(makers.byte_bpe(tmp_path), **settings)
     theirs = transformers.RobertaTokenizer.from_pretrained(tmp_path)(TEXT, return_offsets_mapping=True)
     tokenizer = Tokenizer.load(tmp_path)
     special = tuple(tokenizer.token(number) for number in tokenizer.special_ids)
@@ -95,7 +88,7 @@ def test_vocab_json_with_merges_gives_what_transformers_makes_of_it(
 
 
 def test_the_mask_of_roberta_takes_the_space_before_it_along(tmp_path: Path) -> None:
-    (byte_bpe(tmp_path) / "special_tokens_map.json").unlink()
+    (makers.byte_bpe(tmp_path) / "special_tokens_map.json").unlink()
     roberta = Tokenizer.load(tmp_path)
     encoded = roberta.encode("iron <mask>", allow_special=("<mask>",))
     assert [roberta.token(number) for number in encoded.ids][-2:] == ["<mask>", "</s>"]
@@ -104,27 +97,27 @@ def test_the_mask_of_roberta_takes_the_space_before_it_along(tmp_path: Path) -> 
 
 def test_pieces_may_hold_any_separator_but_a_line_feed(tmp_path: Path) -> None:
     odd = ["\u2028", "\u00a0", "\x85", "a\rb", "#", "##", "\u2029"]
-    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*BERT_SPECIAL, *odd, "iron"]))
-    assert tokenizer.id("iron") == tokenizer.vocabulary_size - 1 == len(BERT_SPECIAL) + len(odd)
+    tokenizer = Tokenizer.load(write_vocab(tmp_path, [*makers.BERT_SPECIAL, *odd, "iron"]))
+    assert tokenizer.id("iron") == tokenizer.vocabulary_size - 1 == len(makers.BERT_SPECIAL) + len(odd)
     assert tokenizer.encode("# iron").ids[1:-1] == [tokenizer.id("#"), tokenizer.id("iron")]
 
 
 def test_vocab_txt_may_have_windows_line_ends_and_no_last_one(tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_bytes("\r\n".join([*BERT_SPECIAL, "iron"]).encode())
+    (tmp_path / "vocab.txt").write_bytes("\r\n".join([*makers.BERT_SPECIAL, "iron"]).encode())
     assert Tokenizer.load(tmp_path).id("iron") == 5
 
 
 @pytest.mark.parametrize(
     ("pieces", "warning"),
     [
-        ([*BERT_SPECIAL, "", "iron", "hot"], "vocab.txt: line 6 is empty: read all the same"),
-        ([*BERT_SPECIAL, "", "iron", "", "hot"], "vocab.txt: line 6 is empty; line 8 is empty: read"),
-        ([*BERT_SPECIAL, "iron", "is", "iron", "hot"], "vocab.txt: line 8 repeats line 6: read"),
+        ([*makers.BERT_SPECIAL, "", "iron", "hot"], "vocab.txt: line 6 is empty: read all the same"),
+        ([*makers.BERT_SPECIAL, "", "iron", "", "hot"], "vocab.txt: line 6 is empty; line 8 is empty: read"),
+        ([*makers.BERT_SPECIAL, "iron", "is", "iron", "hot"], "vocab.txt: line 8 repeats line 6: read"),
         (
-            [*BERT_SPECIAL, "iron", "iron", "iron", "hot"],
+            [*makers.BERT_SPECIAL, "iron", "iron", "iron", "hot"],
             "line 7 repeats line 6; line 8 repeats line 7",
         ),
-        (["[PAD]", *BERT_SPECIAL, "iron", "hot"], "line 2 repeats line 1: read"),
+        (["[PAD]", *makers.BERT_SPECIAL, "iron", "hot"], "line 2 repeats line 1: read"),
     ],
     ids=["empty", "twice-empty", "repeated", "thrice", "special"],
 )
@@ -146,7 +139,7 @@ def test_empty_and_repeated_lines_of_vocab_txt_keep_the_ids_that_transformers_gi
 def test_a_byte_order_mark_is_no_part_of_the_first_piece(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write_vocab(tmp_path, ["\ufeff[PAD]", *BERT_SPECIAL[1:], "iron"])
+    write_vocab(tmp_path, ["\ufeff[PAD]", *makers.BERT_SPECIAL[1:], "iron"])
     tokenizer = Tokenizer.load(tmp_path)
     assert (tokenizer.pad_id, tokenizer.encode("iron").ids) == (0, [2, 5, 3])
     assert len(caplog.messages) == 1 and "vocab.txt: begins with a byte order mark" in caplog.messages[0]
@@ -171,19 +164,19 @@ def test_a_vocabulary_without_padding_and_mask_serves_whoever_needs_neither(
 
 
 def test_white_space_after_a_piece_is_dropped_as_transformers_does(tmp_path: Path) -> None:
-    write_vocab(tmp_path, [*BERT_SPECIAL, "iron\u00a0", "hot\t"])
+    write_vocab(tmp_path, [*makers.BERT_SPECIAL, "iron\u00a0", "hot\t"])
     assert Tokenizer.load(tmp_path).encode("iron hot").ids == [2, 5, 6, 3]
     assert transformers.BertTokenizer.from_pretrained(tmp_path)("iron hot")["input_ids"] == [2, 5, 6, 3]
 
 
 def test_a_word_longer_than_the_limit_is_unknown(tmp_path: Path) -> None:
-    folder = write_vocab(tmp_path, [*BERT_SPECIAL, "a", "##a"])
+    folder = write_vocab(tmp_path, [*makers.BERT_SPECIAL, "a", "##a"])
     assert Tokenizer.load(folder).encode("a" * 101).ids == [2, 1, 3]
     assert len(Tokenizer.load(folder, max_word_characters=200).encode("a" * 101)) == 103
 
 
 def test_truncation_and_padding_in_tokenizer_json_are_switched_off(tmp_path: Path) -> None:
-    library = Library.from_file(str(albert_unigram(tmp_path) / "tokenizer.json"))
+    library = Library.from_file(str(makers.albert_unigram(tmp_path) / "tokenizer.json"))
     library.enable_truncation(8)
     library.enable_padding(length=128)
     library.save(str(tmp_path / "tokenizer.json"))
@@ -194,7 +187,7 @@ def test_truncation_and_padding_in_tokenizer_json_are_switched_off(tmp_path: Pat
 
 @pytest.mark.parametrize("entry", ["<pad>", {"content": "<pad>", "lstrip": False}], ids=str)
 def test_special_tokens_map_names_the_roles(entry: object, tmp_path: Path) -> None:
-    (albert_unigram(tmp_path) / "tokenizer_config.json").unlink()
+    (makers.albert_unigram(tmp_path) / "tokenizer_config.json").unlink()
     (tmp_path / "special_tokens_map.json").write_text(json.dumps({"mask_token": entry}), encoding="utf-8")
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.mask_token == "<pad>"
@@ -202,7 +195,7 @@ def test_special_tokens_map_names_the_roles(entry: object, tmp_path: Path) -> No
 
 
 def test_additional_special_tokens_of_the_settings_are_special(tmp_path: Path) -> None:
-    write_settings(uncased_wordpiece(tmp_path), additional_special_tokens=["iron", {"content": "hot"}])
+    write_settings(makers.uncased_wordpiece(tmp_path), additional_special_tokens=["iron", {"content": "hot"}])
     tokenizer = Tokenizer.load(tmp_path)
     assert not {tokenizer.id("iron"), tokenizer.id("hot")} & set(tokenizer.encode("iron hot").ids)
     assert tokenizer.encode("iron", allow_special=("iron",)).ids[1:-1] == [tokenizer.id("iron")]
@@ -213,7 +206,7 @@ WITH_ADDED = "the [E1] iron [/E1] is covid19 Covid19 hot <mask>"
 
 @pytest.mark.parametrize(
     ("maker", "model_type"),
-    [(uncased_wordpiece, "bert"), (byte_bpe, "roberta"), (albert_unigram, "albert")],
+    [(makers.uncased_wordpiece, "bert"), (makers.byte_bpe, "roberta"), (makers.albert_unigram, "albert")],
     ids=["vocab.txt", "vocab.json", "tokenizer.json"],
 )
 def test_added_tokens_json_is_read_and_kept_as_in_transformers(
@@ -246,14 +239,14 @@ def test_added_tokens_json_is_read_and_kept_as_in_transformers(
 
 
 def test_vocab_txt_is_saved_with_the_tokens_that_it_cannot_hold(tmp_path: Path) -> None:
-    folder = write_vocab(tmp_path, [*BERT_SPECIAL, "iron"])
+    folder = write_vocab(tmp_path, [*makers.BERT_SPECIAL, "iron"])
     add_tokens_in_a_file(folder, "covid19", first=6)
     Tokenizer.load(folder).save(tmp_path / "copy")
     assert json.loads((tmp_path / "copy" / "added_tokens.json").read_text()) == {"covid19": 6}
 
 
 def test_a_role_may_be_played_by_an_added_token(tmp_path: Path) -> None:
-    folder = write_vocab(tmp_path, [*BERT_SPECIAL[:4], "iron"])
+    folder = write_vocab(tmp_path, [*makers.BERT_SPECIAL[:4], "iron"])
     add_tokens_in_a_file(folder, "covid19", "<hole>", first=5, mask_token="<hole>")
     tokenizer = Tokenizer.load(folder)
     assert (tokenizer.id("covid19"), tokenizer.mask_id) == (5, 6)
@@ -264,7 +257,7 @@ def test_nothing_that_others_wrote_into_a_folder_is_removed_by_a_save(tmp_path: 
     names = ["vocab.json", "merges.txt", "spiece.model", "special_tokens_map.json", "added_tokens.json"]
     for name in [*names, "README.md"]:
         (tmp_path / name).write_text("{}", encoding="utf-8")
-    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    Tokenizer.load(makers.uncased_wordpiece(tmp_path / "source")).save(tmp_path)
     assert {*names, "README.md"} <= {file.name for file in tmp_path.iterdir()}
     assert all((tmp_path / name).read_text() == "{}" for name in names)
     assert Tokenizer.load(tmp_path).mask_token == "[MASK]"
@@ -290,7 +283,7 @@ def test_tokenizer_config_is_followed_against_tokenizer_json_as_transformers_doe
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    Tokenizer.load(makers.uncased_wordpiece(tmp_path / "source")).save(tmp_path)
     (tmp_path / "vocab.txt").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     write_settings(tmp_path, **settings, **({"tokenizer_class": name} if name else {}))
@@ -301,7 +294,7 @@ def test_tokenizer_config_is_followed_against_tokenizer_json_as_transformers_doe
 
 
 def test_a_class_that_takes_tokenizer_json_as_it_is_keeps_its_normaliser(tmp_path: Path) -> None:
-    Tokenizer.load(uncased_wordpiece(tmp_path / "source")).save(tmp_path)
+    Tokenizer.load(makers.uncased_wordpiece(tmp_path / "source")).save(tmp_path)
     write_settings(tmp_path, do_lower_case=False, tokenizer_class="PreTrainedTokenizerFast")
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert opened(Tokenizer.load(tmp_path), "IRON") == theirs("IRON")["input_ids"]
@@ -311,7 +304,7 @@ def test_a_class_that_takes_tokenizer_json_as_it_is_keeps_its_normaliser(tmp_pat
 def test_the_longest_text_is_the_one_of_tokenizer_config(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library = Library.from_file(str(modern_bpe(tmp_path) / "tokenizer.json"))
+    library = Library.from_file(str(makers.modern_bpe(tmp_path) / "tokenizer.json"))
     library.enable_truncation(128)
     library.save(str(tmp_path / "tokenizer.json"))
     write_settings(tmp_path, model_max_length=256, tokenizer_class="PreTrainedTokenizerFast")
@@ -324,7 +317,7 @@ def test_the_longest_text_is_the_one_of_tokenizer_config(
 
 
 def test_an_unknown_class_of_tokenizer_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_settings(uncased_wordpiece(tmp_path), tokenizer_class="BertJapaneseTokenizer")
+    write_settings(makers.uncased_wordpiece(tmp_path), tokenizer_class="BertJapaneseTokenizer")
     Tokenizer.load(tmp_path)
     (told,) = caplog.messages
     assert "tokenizer_config.json: tokenizer_class is BertJapaneseTokenizer, which bertsmith does not" in told
@@ -353,7 +346,7 @@ def test_transformers_opens_what_we_save(maker: Maker, tmp_path: Path) -> None:
     assert len(theirs) == tokenizer.vocabulary_size
 
 
-@pytest.mark.parametrize("maker", [uncased_wordpiece, cased_wordpiece])
+@pytest.mark.parametrize("maker", [makers.uncased_wordpiece, makers.cased_wordpiece])
 def test_the_saved_vocab_txt_is_the_one_loaded(maker: Maker, tmp_path: Path) -> None:
     source = maker(tmp_path / "source")
     Tokenizer.load(source).save(tmp_path / "copy")
@@ -361,7 +354,7 @@ def test_the_saved_vocab_txt_is_the_one_loaded(maker: Maker, tmp_path: Path) -> 
 
 
 def test_only_wordpiece_is_saved_with_a_vocab_txt(tmp_path: Path) -> None:
-    Tokenizer.load(byte_bpe(tmp_path / "source")).save(tmp_path / "copy")
+    Tokenizer.load(makers.byte_bpe(tmp_path / "source")).save(tmp_path / "copy")
     saved = {file.name for file in (tmp_path / "copy").iterdir()}
     assert saved == {"tokenizer.json", "tokenizer_config.json"}
 
@@ -376,9 +369,9 @@ def test_a_vocabulary_that_lines_cannot_hold_is_saved_without_vocab_txt(tmp_path
 @pytest.mark.parametrize(
     ("maker", "name"),
     [
-        (uncased_wordpiece, "BertTokenizer"),
-        (byte_bpe, "RobertaTokenizer"),
-        (modern_bpe, "PreTrainedTokenizerFast"),
+        (makers.uncased_wordpiece, "BertTokenizer"),
+        (makers.byte_bpe, "RobertaTokenizer"),
+        (makers.modern_bpe, "PreTrainedTokenizerFast"),
     ],
 )
 def test_the_saved_class_is_one_that_rebuilds_the_tokenizer(maker: Maker, name: str, tmp_path: Path) -> None:
@@ -387,7 +380,7 @@ def test_the_saved_class_is_one_that_rebuilds_the_tokenizer(maker: Maker, name: 
 
 
 def test_settings_that_came_with_a_tokenizer_are_saved_with_it(tmp_path: Path) -> None:
-    source = albert_unigram(tmp_path / "source")
+    source = makers.albert_unigram(tmp_path / "source")
     Tokenizer.load(source).save(tmp_path / "copy")
     before = json.loads((source / "tokenizer_config.json").read_text())
     after = json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())
@@ -395,7 +388,7 @@ def test_settings_that_came_with_a_tokenizer_are_saved_with_it(tmp_path: Path) -
 
 
 def test_a_longer_limit_for_words_survives_saving_for_transformers_too(tmp_path: Path) -> None:
-    folder = write_vocab(tmp_path, [*BERT_SPECIAL, "a", "##a"])
+    folder = write_vocab(tmp_path, [*makers.BERT_SPECIAL, "a", "##a"])
     Tokenizer.load(folder, max_word_characters=200).save(tmp_path / "copy")
     expected = [2, 5, *[6] * 149, 3]
     assert Tokenizer.load(tmp_path / "copy").encode("a" * 150).ids == expected
@@ -404,7 +397,7 @@ def test_a_longer_limit_for_words_survives_saving_for_transformers_too(tmp_path:
 
 
 def test_a_tokenizer_made_with_the_library_is_saved_with_its_settings(tmp_path: Path) -> None:
-    library = Library.from_file(str(modern_bpe(tmp_path / "source") / "tokenizer.json"))
+    library = Library.from_file(str(makers.modern_bpe(tmp_path / "source") / "tokenizer.json"))
     Tokenizer.from_library(library, settings={"model_max_length": 512}).save(tmp_path / "copy")
     saved = json.loads((tmp_path / "copy" / "tokenizer_config.json").read_text())
     assert (saved["model_max_length"], saved["mask_token"]) == (512, "[MASK]")

@@ -17,18 +17,8 @@ from hypothesis import strategies as st
 from tokenizers import normalizers, pre_tokenizers
 
 from bertsmith.core.errors import UserError
+from bertsmith.text import word_counts
 from bertsmith.text.unigram_pipeline import albert_pipeline
-from bertsmith.text.word_counts import (
-    BertWords,
-    ByteWords,
-    Counting,
-    UnigramWords,
-    WordCounts,
-    WordCutter,
-    count_words,
-    held_out_of,
-    without_rarest,
-)
 from tests.scripts import started
 from tests.tokenizer_makers import ALBERT_SPECIAL, PARAGRAPH
 
@@ -42,7 +32,7 @@ any_text = st.lists(
 ).map("".join)
 
 
-def cut(cutter: WordCutter, text: str) -> list[str]:
+def cut(cutter: word_counts.WordCutter, text: str) -> list[str]:
     return [word for chunk in cutter.chunks(text) for word in cutter.words(chunk)]
 
 
@@ -51,14 +41,14 @@ def test_words_of_bert_are_those_of_the_library(text: str) -> None:
     for case in ("uncased", "cased"):
         normal = normalizers.BertNormalizer(lowercase=case == "uncased").normalize_str(text)
         expected = [word for word, _ in pre_tokenizers.BertPreTokenizer().pre_tokenize_str(normal)]
-        assert cut(BertWords(case), text) == expected
+        assert cut(word_counts.BertWords(case), text) == expected
 
 
 @given(text=any_text)
 def test_words_of_bytes_are_those_of_the_library_line_by_line(text: str) -> None:
     library = pre_tokenizers.ByteLevel(add_prefix_space=False)
     expected = [word for line in text.split("\n") for word, _ in library.pre_tokenize_str(line)]
-    assert cut(ByteWords(), text) == expected
+    assert cut(word_counts.ByteWords(), text) == expected
 
 
 @given(text=any_text)
@@ -67,7 +57,7 @@ def test_words_of_a_unigram_model_are_those_of_alberts_pipeline(text: str) -> No
         pipeline = albert_pipeline([(each, 0.0) for each in ALBERT_SPECIAL], cased=case == "cased")
         normal = pipeline.normalizer.normalize_str(text)
         expected = [word for word, _ in pipeline.pre_tokenizer.pre_tokenize_str(normal)]
-        assert cut(UnigramWords(case), text) == expected
+        assert cut(word_counts.UnigramWords(case), text) == expected
 
 
 def split_at_blank_lines(batch: str) -> list[str]:
@@ -84,15 +74,15 @@ def open_slowly(mark: Path) -> list[str]:
     return ["word"]
 
 
-def counts_of(batches: list[str], *, workers: int, distinct_words: int = 1000) -> WordCounts:
-    counting = Counting(
+def counts_of(batches: list[str], *, workers: int, distinct_words: int = 1000) -> word_counts.WordCounts:
+    counting = word_counts.Counting(
         split_at_blank_lines,
-        BertWords("uncased"),
+        word_counts.BertWords("uncased"),
         held_out=0.3,
         batches_per_task=2,
         distinct_words=distinct_words,
     )
-    return count_words(batches, counting, workers=workers)
+    return word_counts.count_words(batches, counting, workers=workers)
 
 
 MANY = [f"{PARAGRAPH}\n\nword{number} word{number % 3}\n\n{PARAGRAPH[number:]}" for number in range(11)]
@@ -107,44 +97,48 @@ def test_two_processes_count_as_one_does_even_when_rare_words_are_forgotten() ->
 
 def test_every_document_is_either_learned_from_or_held_out() -> None:
     counts = counts_of(MANY, workers=1)
-    everything = [word for batch in MANY for word in cut(BertWords("uncased"), batch)]
+    everything = [word for batch in MANY for word in cut(word_counts.BertWords("uncased"), batch)]
     assert sum(counts.learned.values()) + sum(counts.held_out.values()) == len(everything)
     assert (counts.documents, 0 < counts.held_out_documents < 33) == (33, True)
 
 
 def test_about_the_share_asked_for_is_held_out_and_always_the_same_documents() -> None:
-    chosen = [it for batch in range(50) for it in held_out_of(batch, 100, fraction=0.1)]
+    chosen = [it for batch in range(50) for it in word_counts.held_out_of(batch, 100, fraction=0.1)]
     assert 400 < sum(chosen) < 600
-    assert held_out_of(3, 100, fraction=0.1) == chosen[300:400]
-    assert not any(held_out_of(3, 100, fraction=0.0))
+    assert word_counts.held_out_of(3, 100, fraction=0.1) == chosen[300:400]
+    assert not any(word_counts.held_out_of(3, 100, fraction=0.0))
 
 
 def test_at_least_as_many_as_asked_for_are_held_out() -> None:
-    assert sum(held_out_of(3, 100, fraction=0.0, minimum=1)) == 1
-    assert held_out_of(3, 100, fraction=0.1, minimum=1) == held_out_of(3, 100, fraction=0.1)
+    assert sum(word_counts.held_out_of(3, 100, fraction=0.0, minimum=1)) == 1
+    assert word_counts.held_out_of(3, 100, fraction=0.1, minimum=1) == word_counts.held_out_of(
+        3, 100, fraction=0.1
+    )
 
 
 @pytest.mark.parametrize(("documents", "held_out"), [(19, 0), (20, 1), (40, 1)])
 def test_one_of_twenty_documents_is_held_out_whatever_the_draw(documents: int, held_out: int) -> None:
-    counting = Counting(split_at_blank_lines, BertWords("uncased"), held_out=1e-9, batches_per_task=30)
+    counting = word_counts.Counting(
+        split_at_blank_lines, word_counts.BertWords("uncased"), held_out=1e-9, batches_per_task=30
+    )
     batches = [f"word{number}" for number in range(documents)]
     for cut in (batches, ["\n\n".join(batches)]):
-        assert count_words(cut, counting).held_out_documents == held_out
+        assert word_counts.count_words(cut, counting).held_out_documents == held_out
     counting = replace(counting, held_out=0.0)
-    assert count_words(batches, counting).held_out_documents == 0
+    assert word_counts.count_words(batches, counting).held_out_documents == 0
 
 
 def test_past_the_limit_the_rarest_words_are_forgotten() -> None:
     words = {"a": 9, "b": 1, "c": 5, "d": 2, "e": 2}
-    assert without_rarest(words, limit=5) == words
-    assert without_rarest(words, limit=4) == {"a": 9, "c": 5}
+    assert word_counts.without_rarest(words, limit=5) == words
+    assert word_counts.without_rarest(words, limit=4) == {"a": 9, "c": 5}
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_complaint_about_a_batch_arrives_whole(workers: int) -> None:
-    counting = Counting(refuse, ByteWords(), batches_per_task=1)
+    counting = word_counts.Counting(refuse, word_counts.ByteWords(), batches_per_task=1)
     with pytest.raises(UserError, match="a.txt: is no text; give text") as caught:
-        count_words(["a.txt", "b.txt"], counting, workers=workers)
+        word_counts.count_words(["a.txt", "b.txt"], counting, workers=workers)
     assert caught.value.remedy == "give text"
 
 
@@ -154,9 +148,11 @@ def test_a_worker_that_is_killed_is_reported() -> None:
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
         yield from itertools.cycle(MANY)
 
-    counting = Counting(split_at_blank_lines, BertWords("uncased"), batches_per_task=1)
+    counting = word_counts.Counting(
+        split_at_blank_lines, word_counts.BertWords("uncased"), batches_per_task=1
+    )
     with pytest.raises(UserError, match="a worker process died; use fewer --workers if memory ran out"):
-        count_words(batches(), counting, workers=2)
+        word_counts.count_words(batches(), counting, workers=2)
 
 
 def test_no_more_tasks_than_workers_and_one_are_held(tmp_path) -> None:
@@ -165,8 +161,8 @@ def test_no_more_tasks_than_workers_and_one_are_held(tmp_path) -> None:
             assert number < 3 or (tmp_path / str(number - 3)).exists()
             yield tmp_path / str(number)
 
-    counting = Counting(open_slowly, BertWords("uncased"), batches_per_task=1)
-    assert count_words(batches(), counting, workers=2).documents == 6
+    counting = word_counts.Counting(open_slowly, word_counts.BertWords("uncased"), batches_per_task=1)
+    assert word_counts.count_words(batches(), counting, workers=2).documents == 6
 
 
 ENDLESS = """

@@ -27,7 +27,7 @@ SHARED_PARTS = {
     "attention": ("attention", "attention_norm"),
     "ffn": ("feed_forward", "feed_forward_norm"),
 }
-"""What the layers of a group have in common where it is not all of a layer: a sub-layer with its norm."""
+"""Sub-layer with its norm that the layers of a group share, if they do not share the whole layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,11 +45,11 @@ class AlbertConfig(TransformerConfig):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are: of layers that share all their weights, one for all."""
+        """Number of blocks; layers that share all their weights are one block."""
         return self.groups * self.blocks_per_group if self.sharing == "all" else self.layers
 
     def order(self) -> list[int]:
-        """Which block each step runs: a group runs its blocks in turn."""
+        """Block of each step; a group runs its blocks in turn."""
         if self.sharing != "all":
             return list(range(self.layers))
         return [

@@ -23,7 +23,7 @@ class DebertaConfig(TransformerConfig):
     max_distance: int
     """Distances from here on share a bucket."""
     buckets: int
-    """Of distances to either side; each distance has its own where it is `max_distance`."""
+    """Buckets of distances to either side; with `max_distance` buckets each distance has its own."""
     pooler_dropout: float = 0.0
     pooler_activation: str = "gelu"
 

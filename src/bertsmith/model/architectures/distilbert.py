@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     pass
 
 NORM_EPS = 1e-12
-"""Of every LayerNorm of a DistilBERT, whose config.json has no key for it."""
+"""Epsilon of every LayerNorm of a DistilBERT, for which config.json has no key."""
 
 
 @dataclass(frozen=True, kw_only=True)

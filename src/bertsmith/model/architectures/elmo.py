@@ -27,6 +27,7 @@ from bertsmith.model.encoder_config import (
     FP32,
     MAX_LAYERS,
     ConfigReader,
+    Direction,
     EncoderConfig,
     PassSize,
     StepForm,
@@ -54,6 +55,7 @@ class RecurrentConfig(EncoderConfig):
     """Sizes of LSTMs in two directions; the defaults are those of ELMo."""
 
     views: ClassVar[int] = DIRECTIONS
+    direction: Direction = "two-directions"
     cell: int = 4096
     """Width of a direction's cells, which are projected to half of `width` if they are wider than that."""
 
@@ -247,6 +249,7 @@ ELMO = Architecture(
     build_encoder=build_encoder,
     encoder_names=encoder_names,
     words_key="table.weight",
+    directions=("two-directions",),
     prefix="elmo.",
     heads={
         "mlm": HeadSpec(_words_head, always({"bias": ("decoder.bias",)})),

@@ -27,11 +27,11 @@ OWN_POOLING = {"first": "first", "mean": "average"}
 """With our own type: at another word than its own, a ModernBERT class of transformers that is called by name
 stops, too, where it would only warn of another type."""
 OTHER_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-"""Which these are says the tokenizer; without them transformers takes those of the published vocabulary and
+"""Ids that the tokenizer defines; without them transformers uses those of the published vocabulary and
 warns where ours has fewer tokens."""
 
 EVERY = 3
-"""As published, each third layer is global, from the first one on."""
+"""Distance between global layers, as published, from the first layer on."""
 Norm = Literal["layernorm", "rmsnorm"]
 NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm")
 
@@ -60,13 +60,13 @@ class ModernBertConfig(TransformerConfig):
     sentence: Literal["first", "mean"] = "first"
     initial_cut: float = 2.0
     gated: bool = True
-    """Whether one half of the feed-forward's inner values is multiplied by the other."""
+    """True if one half of the feed-forward's inner values is multiplied by the other."""
     norm: Norm = "layernorm"
     """rmsnorm has no gains."""
     qk_norm: bool = False
-    """Whether each head normalises its queries and keys."""
+    """True if each head normalises its queries and keys."""
     sandwich_norm: bool = False
-    """Whether what a sub-layer adds is normalised, too."""
+    """True if the output of a sub-layer is normalised, too."""
 
     def expanded_in(self, block: int) -> int:
         """Twice the inner width where one half of it is a gate."""

@@ -11,6 +11,7 @@ from bertsmith.model.architectures.distilbert import DISTILBERT
 from bertsmith.model.architectures.electra import ELECTRA
 from bertsmith.model.architectures.elmo import ELMO
 from bertsmith.model.architectures.ernie import ERNIE
+from bertsmith.model.architectures.gpt import GPT
 from bertsmith.model.architectures.modernbert import MODERNBERT
 from bertsmith.model.architectures.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
@@ -18,7 +19,7 @@ ARCHITECTURES: dict[str, Architecture[Any]] = {
     each.model_type: each
     for each in (
         *(BERT, ROBERTA, ALBERT, DISTILBERT, ERNIE, ELECTRA, MODERNBERT),
-        *(XLM_ROBERTA, CAMEMBERT, DEBERTA, ELMO),
+        *(XLM_ROBERTA, CAMEMBERT, DEBERTA, GPT, ELMO),
     )
 }
 
