@@ -174,4 +174,4 @@ def test_a_layer_without_biases_has_the_best_weights_alone():
     weight_CD.requires_grad_()
     loss = functional.cross_entropy(vectors_ND @ weight_CD.T, targets) + 0.05 * weight_CD.square().sum()
     (gradient_CD,) = torch.autograd.grad(loss, weight_CD)
-    assert gradient_CD.abs().max() < 1e-4
+    assert gradient_CD.abs().max() < 1e-3
