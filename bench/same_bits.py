@@ -171,6 +171,8 @@ def cases(inputs: Path, place: Path) -> dict[str, list[Step]]:
     ]
     magnitude = ("--model", fresh, "--task", "sst2", "--method", "magnitude", "--sparsity", "0.7")
     found["prune weights"] = [(0, prune("prune weights", *magnitude, "--epochs", "1"))]
+    rewound = ("--rewind", "0.2", "--retrain", "weights,rate,finetune", "--rounds", "2", "--epochs", "0.5")
+    found["prune rewound"] = [(0, prune("prune rewound", *magnitude, *rewound))]
     found["two processes"] = [(-2, pretrain("two processes"))]
     return found
 

@@ -41,7 +41,7 @@ def answer(
     text: Annotated[
         str | None, Option("--passage-text", metavar="TEXT", help="The passage itself, in place of a file.")
     ] = None,
-    best: Annotated[int, Option(min=1, help="How many answers to print.")] = 3,
+    best: Annotated[int, Option(min=1, help="Number of answers to print.")] = 3,
     model: options.Model = None,
     base: options.Base = None,
     device: options.Device = "auto",

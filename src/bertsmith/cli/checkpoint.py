@@ -49,7 +49,7 @@ def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
 def export(
     run: RunArgument,
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write; with --all, one for each.")],
-    step: Annotated[int | None, Option(help="Which one; without it the newest.")] = None,
+    step: Annotated[int | None, Option(help="Step of the checkpoint; without it the newest.")] = None,
     everything: Annotated[bool, Option("--all", help="All of them, as FOLDER/step-00001000 ...")] = False,
     store: Annotated[
         Path | None, Option(help="The store of a run that is not finished yet; else it is not needed.")

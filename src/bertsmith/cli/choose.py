@@ -31,7 +31,7 @@ class ChoiceQuestion:
 
 def choose(
     context: Annotated[
-        str | None, Argument(metavar="[CONTEXT]", help="What all options share; - reads stdin.")
+        str | None, Argument(metavar="[CONTEXT]", help="Text that all options share; - reads stdin.")
     ] = None,
     options: Annotated[
         list[str] | None, Argument(metavar="[OPTION]...", help="Two texts or more to choose among.")
@@ -43,14 +43,14 @@ def choose(
         ),
     ] = None,
     column: Annotated[
-        str, Option("--text", metavar="COLUMN", help="Of a table: the column of the contexts.")
+        str, Option("--text", metavar="COLUMN", help="Column of the contexts in a table.")
     ] = "",
     option_columns: Annotated[
         str,
         Option(
             "--options",
             metavar="A,B,C",
-            help="Of a table: the columns of options, or one of JSON lists.",
+            help="Columns of the options in a table, or one column of JSON lists.",
         ),
     ] = "",
     delimiter: options.Delimiter = "",

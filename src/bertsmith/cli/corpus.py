@@ -38,7 +38,7 @@ def corpus(
     ] = "auto",
     field: Annotated[str, Option("--text", help="Field or column of the text.")] = "text",
     encoding_errors: Annotated[
-        Literal["strict", "replace"], Option(help="Whether to stop at bytes that are not UTF-8.")
+        Literal["strict", "replace"], Option(help="strict: stop at bytes that are not UTF-8.")
     ] = "strict",
     sentences: Annotated[
         Literal["split", "line"],

@@ -30,7 +30,7 @@ UNSEEN = "I need the poker for the kettles."
 def demo(
     steps: Annotated[int, Option(min=1, help="Steps of pre-training.")] = 1_000,
     out: Annotated[
-        Path | None, Option(metavar="FOLDER", help="Where everything is kept; else a temporary folder.")
+        Path | None, Option(metavar="FOLDER", help="Folder for everything; else a temporary one.")
     ] = None,
 ) -> None:
     """See bertsmith at work: first the embedded models, then a BERT that is pre-trained before your eyes.

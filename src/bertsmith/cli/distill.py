@@ -21,9 +21,7 @@ RECIPE = "distilbert"
 
 
 def distill(
-    teacher: Annotated[
-        list[str], Option(metavar="MODEL", help="What is learned from; of a task several, repeatable.")
-    ],
+    teacher: Annotated[list[str], Option(metavar="MODEL", help="Teacher model; for a task repeatable.")],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
     store: Annotated[
         Path | None, Option(help="Token store with the teacher's vocabulary (`bertsmith corpus`).")
@@ -34,7 +32,7 @@ def distill(
     ] = "",
     data: Annotated[Path | None, Option(help="The task's folder, or the file of your own.")] = None,
     layers: Annotated[
-        int | None, Option(help="So many of the teacher's layers make the student (distill.layers).")
+        int | None, Option(help="Number of the teacher's layers in the student (distill.layers).")
     ] = None,
     student: Annotated[
         str,
@@ -42,7 +40,7 @@ def distill(
     ] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
-    epochs: Annotated[float | None, Option(help="Of a task: passes through the data (run.epochs).")] = None,
+    epochs: Annotated[float | None, Option(help="For a task: passes through the data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
     batch: Annotated[int | None, Option(help="Sequences, or of a task examples, a step.")] = None,
     max_length: Annotated[int | None, Option(help="Longest sequence in tokens.")] = None,

@@ -67,10 +67,10 @@ class ExamplesReport:
 def examples(
     recipe: Annotated[str, Argument(metavar="RECIPE", help="A preset, or a recipe file in TOML.")],
     store: Annotated[Path, Option(metavar="FOLDER", help="Token store, as `bertsmith corpus` makes it.")],
-    show: Annotated[int, Option(min=0, help="How many examples to print.")] = 5,
+    show: Annotated[int, Option(min=0, help="Number of examples to print.")] = 5,
     step: Annotated[int, Option(min=0, help="The step they belong to, counted in the stage.")] = 0,
     stage: Annotated[int, Option(min=0, help="The stage of the recipe, counted from 0.")] = 0,
-    over: Annotated[int, Option(min=1, help="How many examples of the first epoch to count over.")] = 10_000,
+    over: Annotated[int, Option(min=1, help="Number of examples of the first epoch to count over.")] = 10_000,
     overrides: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:

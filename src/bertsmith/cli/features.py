@@ -89,7 +89,9 @@ def features_table(
     seeds: Annotated[int, Option(min=1, help="Runs for each row, from run.seed (0) on.")] = 3,
     epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
     lr: Annotated[float | None, Option(help="Peak learning rate of fine-tuning (optim.peak_lr).")] = None,
-    features_lr: Annotated[float | None, Option(help="That of the feature-based rows; else 1e-3.")] = None,
+    features_lr: Annotated[
+        float | None, Option(help="Peak learning rate of the feature-based rows; else 1e-3.")
+    ] = None,
     skip_bad: options.SkipBad = False,
     settings: options.Settings = None,
     as_json: options.Json = False,

@@ -41,7 +41,7 @@ def fill(
         Argument(metavar="TEXT", help="A text with [MASK] where a token is wanted; - reads lines of stdin."),
     ],
     top: Annotated[
-        int | None, Option(min=1, show_default=str(TOP), help="How many tokens for each mask.")
+        int | None, Option(min=1, show_default=str(TOP), help="Number of tokens for each mask.")
     ] = None,
     together: Annotated[
         bool, Option("--together", help="Fill several masks with tokens that fit each other.")
@@ -152,7 +152,7 @@ def next_sentence(
         str,
         Argument(metavar="A", help="A sentence, or several; - reads pairs from stdin, with a tab each."),
     ],
-    second: Annotated[str | None, Argument(metavar="B", help="What may follow it.")] = None,
+    second: Annotated[str | None, Argument(metavar="B", help="Text that may follow it.")] = None,
     model: options.Model = None,
     device: options.Device = "auto",
     precision: options.Precision = "auto",

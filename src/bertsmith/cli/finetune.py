@@ -76,13 +76,16 @@ def finetune(
     device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
     precision: Annotated[str | None, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
-    seeds: Annotated[int, Option(min=1, help="So many runs, from --seed (0) on, and their spread.")] = 1,
+    seeds: Annotated[
+        int, Option(min=1, help="Number of runs, with seeds from --seed (0) on; reports their spread.")
+    ] = 1,
     grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False,
     lr_grid: Annotated[
         bool, Option("--lr-grid", help="The paper's four learning rates for GLUE; the best on dev.")
     ] = False,
     search: Annotated[
-        int | None, Option(min=1, help="So many runs with random rates, batches, epochs; bad ones end early.")
+        int | None,
+        Option(min=1, help="Number of runs with random rates, batches, epochs; bad ones end early."),
     ] = None,
     quick: Annotated[
         bool, Option("--quick", help="Solve a linear head on the frozen encoder, in seconds; tune nothing.")

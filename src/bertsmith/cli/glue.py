@@ -23,7 +23,7 @@ def glue(
         bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
     ] = False,
     search: Annotated[
-        int, Option(min=0, help="So many runs with random settings for each task; the best on dev counts.")
+        int, Option(min=0, help="Number of runs per task with random settings; the best on dev counts.")
     ] = 0,
     seeds: Annotated[int, Option(min=1, help="Runs for each task, from run.seed (0) on.")] = 1,
     skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,

@@ -35,14 +35,16 @@ def inspect(
         Path | None, Argument(metavar="[FILE]", help="Your table: CSV, TSV, JSONL or Parquet; or a folder.")
     ] = None,
     text: Annotated[str, Option(metavar="COLUMN", help="The column of the texts.")] = "",
-    second: Annotated[str, Option("--text2", metavar="COLUMN", help="That of second texts, for pairs.")] = "",
+    second: Annotated[
+        str, Option("--text2", metavar="COLUMN", help="Column of the second texts, for pairs.")
+    ] = "",
     label: Annotated[
         str, Option(metavar="COLUMN", help="The column of the labels or numbers; a test file needs none.")
     ] = "",
     kind: Annotated[
         str, Option(help="One label for each text (classify), several (multilabel), or a number (regress).")
     ] = "classify",
-    separator: Annotated[str, Option(help="What parts the labels in a cell (multilabel).")] = ",",
+    separator: Annotated[str, Option(help="Separator of the labels in a cell (multilabel).")] = ",",
     key: Annotated[str, Option("--id", metavar="COLUMN", help="The column of the ids.")] = "",
     dev: Annotated[Path | None, Option(metavar="FILE", help="The development file, if there is one.")] = None,
     dev_share: Annotated[

@@ -37,7 +37,7 @@ def likelihood(
     out: Annotated[
         Path | None,
         Option(
-            metavar="FILE", help="Of a file: write a table (.csv, .tsv, .jsonl, .parquet) instead of lines."
+            metavar="FILE", help="For a file: write a table (.csv, .tsv, .jsonl, .parquet) instead of lines."
         ),
     ] = None,
     model: options.Model = None,

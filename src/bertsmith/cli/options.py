@@ -22,11 +22,11 @@ Base = Annotated[
     Option(
         "--base",
         metavar="FOLDER",
-        help="Of an adapter folder, the model it belongs to; without it the one that it names.",
+        help="For an adapter folder: the model it belongs to; without it the one that it names.",
     ),
 ]
 Device = Annotated[
-    str, Option("--device", help="Where to compute: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
+    str, Option("--device", help="Device: auto (a GPU if there is one), cpu, cuda, cuda:1, ...")
 ]
 # A test compares these names with inference, which would load torch and delay --help.
 Precision = Annotated[
@@ -49,9 +49,9 @@ Pooling = Annotated[
     sentence_modules.Pooling | None,
     Option(
         "--pooling",
-        help="What stands for a text: the mean, first (cls) or largest of its tokens' vectors, ..., the "
-        "pooler's output, or the mean less what an empty text has (centred); without it, what the folder "
-        "says, else centred.",
+        help="Vector of a text: the mean, first (cls) or largest of its tokens' vectors, ..., the pooler's "
+        "output, or the mean without the direction of an empty text (centred); without it, as the folder "
+        "defines, else centred.",
     ),
 ]
 Prompt = Annotated[
@@ -63,18 +63,18 @@ Prompt = Annotated[
 
 TextColumn = Annotated[
     str,
-    Option("--text", metavar="COLUMN", help="Of a table (.csv, .tsv, .json, .parquet): the column of texts."),
+    Option("--text", metavar="COLUMN", help="Column of the texts in a table (.csv, .tsv, .json, .parquet)."),
 ]
 Text2Column = Annotated[
-    str, Option("--text2", metavar="COLUMN", help="Of a table of pairs: the column of the second texts.")
+    str, Option("--text2", metavar="COLUMN", help="Column of the second texts in a table of pairs.")
 ]
 Delimiter = Annotated[
     str,
-    Option("--delimiter", metavar="CHAR", help="What parts the cells, where no header shows it."),
+    Option("--delimiter", metavar="CHAR", help="Separator of the cells, if no header shows it."),
 ]
 Encoding = Annotated[
     str,
-    Option("--encoding", metavar="NAME", help="Of a table that is not UTF-8: cp1252, utf-16 ..."),
+    Option("--encoding", metavar="NAME", help="Encoding of a table that is not UTF-8: cp1252, utf-16 ..."),
 ]
 Columns = Annotated[
     str, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")

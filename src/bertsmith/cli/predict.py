@@ -23,7 +23,7 @@ EnsembleOption = Annotated[bool, Option("--ensemble", help="Let several models p
 def evaluate(
     models: RunsArgument,
     data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
-    split: Annotated[str, Option(help="Which split of the folder; without it dev.")] = "",
+    split: Annotated[str, Option(help="Split of the folder; without it dev.")] = "",
     ensemble: EnsembleOption = False,
     delimiter: options.Delimiter = "",
     encoding: options.Encoding = "",
@@ -80,7 +80,7 @@ def predict(
     out: Annotated[Path, Option(help="File to write; its ending says the format.")],
     ensemble: EnsembleOption = False,
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
-    split: Annotated[str, Option(help="Which split the file is, where its name does not say.")] = "",
+    split: Annotated[str, Option(help="Split that the file is, if its name does not show it.")] = "",
     with_text: Annotated[bool, Option("--with-text", help="Write each text beside its prediction.")] = False,
     delimiter: options.Delimiter = "",
     encoding: options.Encoding = "",

@@ -59,7 +59,7 @@ def prune(
         ),
     ] = "",
     rounds: Annotated[
-        int | None, Option(min=1, help="In so many parts it goes; 4, and 1 with --rewind.")
+        int | None, Option(min=1, help="Number of rounds of removal: 4, and 1 with --rewind.")
     ] = None,
     epochs: Annotated[
         float | None, Option(min=0, help="Training after each part: 1, or 0 for none; magnitude: the task's.")

@@ -16,9 +16,13 @@ Take = Literal["average", "first"]
 def share(
     model: Annotated[Path, Option(metavar="FOLDER", help="A BERT: model or run folder.")],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
-    sharing: Annotated[Shared, Option(help="What layers share: all, attention, ffn or none.")] = "all",
+    sharing: Annotated[
+        Shared, Option(help="Weights that layers share: all, attention, ffn or none.")
+    ] = "all",
     groups: Annotated[int, Option(help="Groups of neighbouring layers that share with each other.")] = 1,
-    take: Annotated[Take, Option(help="What a group shares: average (of its layers) or first.")] = "average",
+    take: Annotated[
+        Take, Option(help="Weights that a group shares: the average of its layers, or those of the first.")
+    ] = "average",
     embedding_width: Annotated[
         int | None, Option(help="Width of the word table: 128 in ALBERT; without it the model's own.")
     ] = None,

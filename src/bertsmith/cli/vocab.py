@@ -46,7 +46,7 @@ def vocab(  # noqa: PLR0913 - the options of a command
     ] = "auto",
     field: Annotated[str, Option("--text", help="Field or column of the text.")] = "text",
     encoding_errors: Annotated[
-        Literal["strict", "replace"], Option(help="Whether to stop at bytes that are not UTF-8.")
+        Literal["strict", "replace"], Option(help="strict: stop at bytes that are not UTF-8.")
     ] = "strict",
     workers: Annotated[int, Option(min=1, help="Processes; the result is always the same.")] = (
         os.cpu_count() or 1

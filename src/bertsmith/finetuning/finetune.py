@@ -281,6 +281,6 @@ def next_step(
     if done >= 1:
         return None
     items = batches.step(progress.step)
-    (count,) = world.sum([items.count])
+    count, tokens = world.sum([items.count, items.tokens])
     rate = learning_rate(done, without_short_warmup(recipe.optim, steps=budget.steps))
-    return StepInput(items.micros, (count,), rate, progress)
+    return StepInput(items.micros, (count,), rate, progress, int(tokens))

@@ -172,7 +172,7 @@ class AnswerResponse(ApiResponse):
     no_answer: bool
     no_answer_probability: float | None
     decided_by_threshold: bool = Field(
-        description="Whether something else is more probable, but the model's no-answer threshold decided."
+        description="True if something else is more probable, but the model's no-answer threshold decided."
     )
 
 
@@ -209,9 +209,9 @@ class ModelDescription(BaseModel):
     name: str
     abilities: list[str]
     labels: list[str]
-    mask: str | None = Field(description="How a mask is written; null where the model has none.")
-    pairs: bool = Field(description="Whether it takes pairs of texts.")
-    single: bool = Field(description="Whether it takes single texts.")
+    mask: str | None = Field(description="Text of a mask; null if the model has none.")
+    pairs: bool = Field(description="True if it takes pairs of texts.")
+    single: bool = Field(description="True if it takes single texts.")
     loaded: bool
     layers: int
     heads: int | None = Field(description="Attention heads a layer; null where the model has none.")

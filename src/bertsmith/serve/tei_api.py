@@ -27,7 +27,7 @@ class TeiRequest(CompatibleRequest):
     """A request of text-embeddings-inference, with a model's name for servers of several models."""
 
     model: str | None = None
-    truncate: bool | None = Field(False, description="Whether texts that are too long lose their end.")
+    truncate: bool | None = Field(False, description="True to truncate texts that are too long.")
     truncation_direction: Literal["right", "Right"] = "right"
 
 

@@ -29,6 +29,14 @@ def test_a_run_says_what_the_constant_answer_gets_and_how_each_class_is_found(mo
     assert f"| {100 * constant:.2f} |" in (result.folder / "card.md").read_text()
 
 
+def test_a_result_counts_the_steps_and_the_tokens_that_were_shown(model, tmp_path):
+    result = tune("sst2", model, tmp_path, "run.epochs=1")
+    written = json.loads((result.folder / "result.json").read_text())
+    assert (written["ending"], written["steps"]) == ("finished", result.steps) == ("finished", 10)
+    # Each text has its words, at least one, with [CLS] and [SEP].
+    assert 3 * result.examples < written["tokens"] < 64 * result.examples
+
+
 def test_a_model_that_does_not_beat_the_constant_answer_is_named_so(model, tmp_path):
     result = tune("sst2", model, tmp_path, "run.epochs=0.1", "optim.peak_lr=1e-9", "run.seed=1")
     assert result.metrics["dev"]["accuracy"] <= result.baselines["dev"]["accuracy"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bertsmith
-from bertsmith.cli.predicting import PrecisionOption
+from bertsmith.cli import options
 from bertsmith.core.errors import UserError
 from bertsmith.inference import text_reader
 from bertsmith.inference.loaded_model import PRECISIONS
@@ -171,7 +171,7 @@ def test_a_cpu_that_is_not_made_for_a_precision_says_so(monkeypatch, caplog):
 
 
 def test_help_names_every_precision():
-    (option,) = PrecisionOption.__metadata__
+    (option,) = options.Precision.__metadata__
     assert all(name in option.help for name in PRECISIONS)
 
 

@@ -13,8 +13,8 @@ PiecesOption = Annotated[
     Literal["mean", "first"],
     Option(
         "--from-pieces",
-        help="What a word attends to: the mean over its pieces (as in the paper) or its first piece (as in "
-        "the paper's code).",
+        help="Attention of a word: the mean over its pieces (as in the paper) or that of its first piece (as "
+        "in the paper's code).",
     ),
 ]
 

@@ -50,7 +50,7 @@ def layers(
 
 def changes(
     before: Annotated[Path, Argument(metavar="BEFORE", help="Model folder that was fine-tuned.")],
-    after: Annotated[Path, Argument(metavar="AFTER", help="What came out: a run or model folder.")],
+    after: Annotated[Path, Argument(metavar="AFTER", help="Result of the training: a run or model folder.")],
     out: PictureOption,
     texts: Annotated[
         Path | None, Option("--input", metavar="FILE", help="Texts on which the layers are compared, too.")

@@ -32,7 +32,7 @@ Longest = Annotated[
     int,
     Option("--longest", min=8, help="Cut texts to so many tokens; 128 in the published study."),
 ]
-Seed = Annotated[int, Option("--seed", min=0, help="Of random weights, masks and samples.")]
+Seed = Annotated[int, Option("--seed", min=0, help="Seed of random weights, masks and samples.")]
 
 
 def open_for_looking(model: Path | None, device: str, ability: str = "look") -> "Bert":

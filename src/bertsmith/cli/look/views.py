@@ -32,7 +32,7 @@ SecondOption = Annotated[str, Option("--text2", help="The second text of a pair.
 
 
 def attention(
-    text: Annotated[str, Argument(metavar="TEXT", help="What the model reads.")],
+    text: Annotated[str, Argument(metavar="TEXT", help="Text to read.")],
     out: ViewOrPictureOption,
     second: SecondOption = "",
     model: options.Model = None,
