@@ -205,13 +205,14 @@ def run_job(
     with folder.locked(world), StopRequested(heard.on_signal) as stop:
         if ended := _finished_before(request, world, heard):  # another process has ended it just now
             return ended
+        goes_on = _goes_on(request, world)  # asked before `begin` writes down what is asked for
         saved = latest_state(folder.checkpoints, world)
         clock = replace(clock or Clock(), before=saved.state.progress.seconds if saved else 0.0)
         start = Start(world, heard, clock, stop, saved)
         job = request.build(start)
         at = job.first if saved is None else _load(job, saved)
         world.barrier()  # all processes have read the files that the main process now changes
-        if not request.goes_on() and (said := world.on_main(folder.put_damaged_model_aside)):
+        if not goes_on and (said := world.on_main(folder.put_damaged_model_aside)):
             heard.on_message(said)
         world.on_main(job.begin)
         for note in job.notes:
@@ -229,13 +230,18 @@ def _finished_before(request: Request, world: World, callback: ProgressCallback)
     """Return the end of a run that has finished, or None if there is something left to do."""
     world.on_main(request.check_same_run)
     folder = request.folder
-    if request.goes_on() or not folder.ended_whole(world):
+    if _goes_on(request, world) or not folder.ended_whole(world):
         return None
     callback.on_message(f"{folder.path} is finished already: nothing is left to do")
     if not request.keeps_state:
         world.on_main(lambda: remove_states(folder))  # a process may have been killed before it could
     result = read_json(folder.result, remedy="remove the folder and run again")
     return Ending(result["ending"], result, saved_step=result["steps"], main=world.main, before=True)
+
+
+def _goes_on(request: Request, world: World) -> bool:
+    """True, in every process, if the main one finds that a finished run is to take more steps."""
+    return world.broadcast(float(request.goes_on())) > 0
 
 
 def _load(job: Job, saved: SavedState) -> Progress:
@@ -357,8 +363,9 @@ class _OneStart:
         return True
 
     def _save(self) -> None:
-        # Between skipped steps the weights may be broken: keep the state before them as the latest.
-        if self.saved_step == self.at.step or self.at.skipped_in_a_row:
+        # A run that can roll back keeps the state before its skipped steps as the latest.
+        amid_skipped = self.at.skipped_in_a_row and self.job.cadence.rollback_after < inf
+        if self.saved_step == self.at.step or amid_skipped:
             return
         self.saving.wait()
         job = self.job
