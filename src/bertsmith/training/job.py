@@ -200,12 +200,12 @@ def run_job(
     The clock begins when the folder is locked, unless a clock that began earlier is given.
     """
     heard, folder = callback if world.main else SilentCallback(), request.folder
-    if ended := _finished_before(request, world, heard):
+    if ended := _finished_before(request, world, heard, goes_on=_goes_on(request, world)):
         return ended
     with folder.locked(world), StopRequested(heard.on_signal) as stop:
-        if ended := _finished_before(request, world, heard):  # another process has ended it just now
+        goes_on = _goes_on(request, world)  # another process may have ended it just now
+        if ended := _finished_before(request, world, heard, goes_on=goes_on):
             return ended
-        goes_on = _goes_on(request, world)  # asked before `begin` writes down what is asked for
         saved = latest_state(folder.checkpoints, world)
         clock = replace(clock or Clock(), before=saved.state.progress.seconds if saved else 0.0)
         start = Start(world, heard, clock, stop, saved)
@@ -226,11 +226,12 @@ def run_job(
             return _OneStart(request, job, start, journal, at, saved_step=at.step if saved else -1).run()
 
 
-def _finished_before(request: Request, world: World, callback: ProgressCallback) -> Ending | None:
+def _finished_before(
+    request: Request, world: World, callback: ProgressCallback, *, goes_on: bool
+) -> Ending | None:
     """Return the end of a run that has finished, or None if there is something left to do."""
-    world.on_main(request.check_same_run)
     folder = request.folder
-    if _goes_on(request, world) or not folder.ended_whole(world):
+    if goes_on or not folder.ended_whole(world):
         return None
     callback.on_message(f"{folder.path} is finished already: nothing is left to do")
     if not request.keeps_state:
@@ -240,7 +241,8 @@ def _finished_before(request: Request, world: World, callback: ProgressCallback)
 
 
 def _goes_on(request: Request, world: World) -> bool:
-    """True, in every process, if the main one finds that a finished run is to take more steps."""
+    """Check the folder; return True, in every process, if a finished run is to take more steps."""
+    world.on_main(request.check_same_run)
     return world.broadcast(float(request.goes_on())) > 0
 
 
