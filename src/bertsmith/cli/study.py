@@ -2,19 +2,15 @@
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, Typer, echo
 
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.core.wording import counted
-
-if TYPE_CHECKING:
-    from bertsmith.studies.cells import Cells
-    from bertsmith.studies.own_study import OwnStudy
-    from bertsmith.studies.scheduler import Places
 
 study = Typer(
     cls=Verbs,
@@ -75,18 +71,22 @@ def run_own(
     [grid]                             # each trial with each combination of values
     "sst2.optim.peak_lr" = [3e-5, 5e-5]
     """
-    # Cells set their own; here nothing is computed, and a GPU must not hold memory of this process.
     from bertsmith.studies.cells import Cells
     from bertsmith.studies.own_study import read_study
     from bertsmith.studies.scheduler import Places, Stopped
-    from bertsmith.studies.study import run_study
+    from bertsmith.studies.study import plan_of, run_study
 
     out = out.expanduser()
     found = read_study(file.expanduser(), seeds=seeds)
     shared = Cells(cells.expanduser() if cells is not None else out.parent / "cells")
     places = Places(_devices(devices), together, threads or _threads(together))
     if dry_run:
-        _show_plan(found, shared, places, as_json=as_json)
+        plan = plan_of(found, shared, places)
+        if as_json:
+            echo(json.dumps(plan))
+        else:
+            _show(plan)
+            echo(f"time: {_time_text(plan['seconds_left'])}")
         return
     try:
         with progress_display(live_line, as_json=as_json) as callback:
@@ -114,9 +114,17 @@ def show_status(
     if as_json:
         echo(json.dumps(status))
         return
-    states = [each["state"] for each in status["cells"]]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in ("done", "running", "failed", "waiting"))
-    echo(f"{counted(len(states), 'run')}: {counts}")
+    _show(status)
+    if status["works"]:
+        echo(f"time left: {_time_text(status['seconds_left'])}")
+    elif status["counts"]["waiting"] or status["counts"]["running"]:
+        echo("no process works on it: give the command of the study again to go on")
+
+
+def _show(status: dict[str, Any]) -> None:
+    """Print the cells of a study by state, those that run or failed one by one, and impossible trials."""
+    runs = counted(len(status["cells"]), "run")
+    echo(f"{runs} ({status['wanted']} wanted, equal ones once): {_counts(status['counts'])}")
     for each in status["cells"]:
         if each["state"] == "running":
             echo(f"  {each['cell']}: {each['fraction']:.0%}")
@@ -124,17 +132,15 @@ def show_status(
             echo(f"  {each['cell']} failed: {each['reason']}")
     for name, reason in status["impossible"].items():
         echo(f"  {name} is impossible: {reason}")
-    if status["works"]:
-        echo(f"time left: {_time_text(status['seconds_left'])}")
-    elif states.count("done") + states.count("failed") < len(states):
-        echo("no process works on it: give the command of the study again to go on")
+
+
+def _counts(states: Mapping[str, Any]) -> str:
+    return ", ".join(f"{states[state]} {state}" for state in ("done", "running", "failed", "waiting"))
 
 
 def live_line(values: dict[str, Any]) -> str:
     """Format how far a study is."""
-    parts = [f"{values['done']} of {counted(values['cells'], 'run')}", f"{values['running']} running"]
-    parts += [f"{values['failed']} failed"] if values["failed"] else []
-    return "  ".join([*parts, f"ETA {_time_text(values['seconds_left'])}"])
+    return f"{_counts(values)}  ETA {_time_text(values['seconds_left'])}"
 
 
 def _time_text(seconds: float | None) -> str:
@@ -144,6 +150,7 @@ def _time_text(seconds: float | None) -> str:
 def _devices(given: str) -> tuple[str, ...]:
     """Return the values of CUDA_VISIBLE_DEVICES, one for each place."""
     if given == "cpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is loaded, so that "auto" is the CPU, too
         return ("",)
     if given:
         return tuple(each.strip() for each in given.split(","))
@@ -155,20 +162,3 @@ def _devices(given: str) -> tuple[str, ...]:
 
 def _threads(together: int) -> int:
     return int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // together)
-
-
-def _show_plan(found: "OwnStudy", cells: "Cells", places: "Places", *, as_json: bool) -> None:
-    """Print what a study wants, what is done already, and about how long the rest takes."""
-    from bertsmith.studies.study import plan_of
-
-    plan = plan_of(found, cells, places)
-    if as_json:
-        echo(json.dumps(plan))
-        return
-    echo(
-        f"{counted(plan['wanted'], 'run')} wanted, {plan['distinct']} of them distinct: {plan['done']} done, "
-        f"{plan['failed']} failed before, {plan['left']} left"
-    )
-    for name, reason in plan["impossible"].items():
-        echo(f"{name} is impossible: {reason}")
-    echo(f"time: {_time_text(plan['seconds'])}")

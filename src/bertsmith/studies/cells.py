@@ -30,6 +30,7 @@ INERT: dict[str, Any] = {"pretrain model.cell": 4096}
 existed. A key with this value is left out of the hash, so that older cells stay valid."""
 
 CELL, RUN, RESULT, FAILURE, LOG, LOCK = "cell.json", "run", "result.json", "failure.json", "log.txt", ".lock"
+PREDICTIONS = "predictions-{split}.npz"
 SHOWN_DIGITS = 12
 """Hexadecimal digits of a key in the name of a cell's folder."""
 
@@ -117,8 +118,6 @@ class Kind:
     """Return the keys of a recipe that do not decide the result."""
     work: Callable[["Stage"], float]
     """Estimate the operations of a stage, to begin with the longest and to tell the time that is left."""
-    by_clock: Callable[["Stage"], bool]
-    """Return True if the time that the work takes decides its result."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +167,11 @@ class Stage:
         return _hash({**self.facts, "recipe": recipe, "inputs": [], "data": {}})
 
     @property
+    def by_clock(self) -> bool:
+        """True if the time that the work takes decides its result."""
+        return bool(self.facts["recipe"].get("run.minutes", "off") != "off")
+
+    @property
     def name(self) -> str:
         """Return the name of the cell's folder."""
         return f"{self.kind.name}-{self.key[:SHOWN_DIGITS]}"
@@ -189,6 +193,8 @@ class Outcome:
     stage: Stage
     result: Result | None = None
     failure: Failure | None = None
+    predictions: Path | None = None
+    """File of what the deciding metric was computed from, if there is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +211,8 @@ class Cells:
         """Read how a stage ended; a failure of its inputs is its own."""
         folder = self.folder(stage)
         if (folder / RESULT).is_file():
-            return Outcome(stage, Result.of_json(self._read(folder / RESULT)))
+            result = Result.of_json(self._read(folder / RESULT))
+            return Outcome(stage, result, predictions=folder / RUN / PREDICTIONS.format(split=result.split))
         for before in stage.stages_before:
             if (failure := self.outcome(before).failure) is not None:
                 return Outcome(stage, failure=failure)

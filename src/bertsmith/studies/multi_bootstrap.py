@@ -65,7 +65,10 @@ def _f1_sums(targets_M: Values, predictions: Values) -> Floats:
     return np.stack([right, named], axis=-1)
 
 
+MEAN = Metric("mean", compute=lambda _, values: float(values.mean()))
+"""The metric of values that were measured already, for each example or for whole runs."""
 SUMS = {
+    "mean": Sums(lambda _, found: found[..., None] * 1.0, lambda sums, m: sums[..., 0] / m),
     "accuracy": Sums(
         lambda targets, found: (targets == found)[..., None] * 1.0, lambda sums, m: sums[..., 0] / m
     ),

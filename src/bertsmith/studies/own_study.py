@@ -1,27 +1,4 @@
-"""A study of one's own, from a TOML file: stages, trials and a grid over any of their keys.
-
-question = "Do next-sentence pairs help?"
-seeds = 3                               # of pre-training; of fine-tuning if nothing is pre-trained
-finetuning_seeds = 2                    # for each of them
-
-[stages.model]                          # a preset or recipe file, and a store
-recipe = "bert-tiny"
-store = "store/"
-set = { "run.steps" = 2000 }
-
-[stages.sst2]                           # a task, its data, and a stage or model folder to begin with
-task = "sst2"
-data = "glue/SST-2"
-model = "model"
-
-[trials.pairs]                          # the first trial is what the others are compared with
-
-[trials."no pairs"]
-"model.examples.pairs" = "full-sentences"
-
-[grid]                                  # each trial with each combination; the first values first
-"sst2.optim.peak_lr" = [3e-5, 5e-5]
-"""
+"""A study of one's own, from a TOML file: stages, trials and a grid (docs/studies.md has an example)."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,8 +17,9 @@ from bertsmith.recipe.section import Count, RuleError, Section
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.studies.cells import Failure, Model, Stage
+from bertsmith.studies.comparison import comparison
 from bertsmith.studies.stages import MODEL, TEACHER, finetuning_stage, known_model, pretraining_stage
-from bertsmith.studies.study import Row, Seeds, Trial, comparison
+from bertsmith.studies.study import Row, Seeds, Trial
 from bertsmith.tasks.catalogue import OWN, task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.task_recipe import finetuning_recipe

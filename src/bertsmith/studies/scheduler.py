@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.core.errors import Diverged, DoesNotFit, UserError
-from bertsmith.core.files import lock_for_this_process, open_lock_file
+from bertsmith.core.files import locked
 from bertsmith.recipe.load import leaves
 from bertsmith.studies.cells import (
     FAILURE,
@@ -41,8 +40,8 @@ MAX_ENDS = 5
 """Times that a cell's process may end without a result or a failure before the study goes on without it."""
 HEADROOM = 1.2
 """Factor of a cell's measured peak of memory that must be free for another cell of its shape."""
-WAIT_SECONDS, LOCK_SECONDS, GRACE_SECONDS = 0.5, 0.2, 60.0
-"""Seconds between two looks for a wish to stop, between two at a lock, and to save at the end."""
+WAIT_SECONDS, GRACE_SECONDS = 0.5, 60.0
+"""Seconds between two looks for a wish to stop, and for cells to save before they are killed."""
 State = Literal["waiting", "running", "done", "failed"]
 
 
@@ -77,7 +76,6 @@ class CellProcess:
     device: str
     alone: bool
     """True if no other cell may begin beside it."""
-    began: float
     fraction: float = 0.0
     talks: bool = True
     """False once its process has closed the pipe."""
@@ -195,7 +193,7 @@ class Scheduler:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self.running[stage.key] = CellProcess(stage, process, pipe, device, alone, time.monotonic())
+        self.running[stage.key] = CellProcess(stage, process, pipe, device, alone)
         self._tell(stage, "begins")
 
     # ---- ending
@@ -317,33 +315,23 @@ def run_cell(
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    _wait_for_lock(folder / LOCK)
-    if (folder / RESULT).is_file():  # another process, whose lock this one waited for, has made it
-        return
-    (folder / FAILURE).unlink(missing_ok=True)
-    try:
-        result = stage.kind.run(Work(stage, folder / RUN, inputs, _CellProgress(pipe)))
-    except UserError as error:
-        if isinstance(error, DoesNotFit) and not alone:
-            sys.exit(TOO_LARGE)
-        repeats = isinstance(error, Diverged | DoesNotFit) or error.where in leaves(stage.recipe.model_dump())
-        cells.end(stage, Failure(error.line(), where=stage.name, repeats=repeats))
-        return
-    if result is None:
-        sys.exit(STOPPED)
-    cells.end(stage, result)
-
-
-def _wait_for_lock(file: Path) -> None:
-    """Lock a cell for this process; wait for a process that has outlived its study or serves another one."""
-    handle = open_lock_file(file)
-    while True:
-        try:
-            lock_for_this_process(handle)
-        except (BlockingIOError, PermissionError):
-            time.sleep(LOCK_SECONDS)
-        else:
+    # A process that has outlived its study, or serves another one, may hold the lock.
+    with locked(folder / LOCK):
+        if (folder / RESULT).is_file():
             return
+        (folder / FAILURE).unlink(missing_ok=True)
+        try:
+            result = stage.kind.run(Work(stage, folder / RUN, inputs, _CellProgress(pipe)))
+        except UserError as error:
+            if isinstance(error, DoesNotFit) and not alone:
+                sys.exit(TOO_LARGE)
+            of_recipe = error.where in leaves(stage.recipe.model_dump())
+            repeats = of_recipe or isinstance(error, Diverged | DoesNotFit)
+            cells.end(stage, Failure(error.line(), where=stage.name, repeats=repeats))
+            return
+        if result is None:
+            sys.exit(STOPPED)
+        cells.end(stage, result)
 
 
 def _stop_with_the_parent() -> None:

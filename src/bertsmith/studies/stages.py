@@ -195,29 +195,11 @@ def _operations_of_finetuning(stage: Stage) -> float:
     return 6.0 * _parameters(stage) * tokens
 
 
-def _pretrains_by_clock(stage: Stage) -> bool:
-    return cast(Recipe, stage.recipe).run.budget == "minutes"
-
-
-def _tunes_by_clock(stage: Stage) -> bool:
-    return cast(FinetuningRecipe, stage.recipe).run.minutes != "off"
-
-
 PRETRAIN = Kind(
-    "pretrain",
-    run_pretraining,
-    _parts_of_pretraining,
-    _idle_in_pretraining,
-    _operations_of_pretraining,
-    _pretrains_by_clock,
+    "pretrain", run_pretraining, _parts_of_pretraining, _idle_in_pretraining, _operations_of_pretraining
 )
 FINETUNE = Kind(
-    "finetune",
-    run_finetuning,
-    _parts_of_finetuning,
-    _idle_in_finetuning,
-    _operations_of_finetuning,
-    _tunes_by_clock,
+    "finetune", run_finetuning, _parts_of_finetuning, _idle_in_finetuning, _operations_of_finetuning
 )
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bertsmith.core.files import lock_for_this_process, open_lock_file, read_json
+from bertsmith.core.files import locked, read_json
 from bertsmith.studies.cells import LOCK, LOG, Cells, Stage, distinct
 from bertsmith.studies.scheduler import Places, Scheduler, Stopped
 from tests.unit.studies.toy_stage import Heard, stage
@@ -89,13 +89,11 @@ def test_the_first_cell_of_a_shape_tells_how_many_fit_on_a_gpu(tmp_path):
 def test_a_lock_that_an_orphan_holds_is_waited_for(tmp_path):
     cell, heard = stage(), Heard()
     scheduler = Scheduler(Cells(tmp_path), Places(), distinct([cell]), heard, lambda _: None)
-    handle = open_lock_file(Cells(tmp_path).folder(cell) / LOCK)
-    lock_for_this_process(handle)
-    scheduler._begin(cell, "")
-    for _ in range(3):  # its process has started and does not end
-        scheduler._wait()
-    assert scheduler.state_of(cell) == "running"
-    os.close(handle)
+    with locked(Cells(tmp_path).folder(cell) / LOCK):
+        scheduler._begin(cell, "")
+        for _ in range(3):  # its process has started and does not end
+            scheduler._wait()
+        assert scheduler.state_of(cell) == "running"
     while scheduler.running:
         scheduler._wait()
     assert scheduler.state_of(cell) == "done"

@@ -1,19 +1,23 @@
 """Studies: trials, rows, intervals, the report, a study of one's own and its command."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from bertsmith.cli.study import study as verb
 from bertsmith.core.errors import UserError
 from bertsmith.studies.cells import Cells, Failure, Outcome, Result, Stage, Work, distinct
+from bertsmith.studies.comparison import Measured, comparison
 from bertsmith.studies.own_study import OwnStudy, read_study
 from bertsmith.studies.scheduler import Places
 from bertsmith.studies.stages import HELD_OUT, finetuning_stage, pretraining_stage
-from bertsmith.studies.study import Row, Seeds, Trial, comparison, plan_of, run_study, seconds_left
+from bertsmith.studies.study import Row, Seeds, Trial, plan_of, run_study, seconds_left
 from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.metrics import ACCURACY
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from tests.tiny_runs import Listener, tiny_recipe, tiny_store
 from tests.toy_tasks import TOYS
@@ -81,32 +85,66 @@ def test_a_study_reports_every_trial_also_failed_ones(tmp_path):
     assert "| baseline |" in (tmp_path / "study" / "toy.md").read_text()
     assert "Does it matter?" in (tmp_path / "study" / "toy.html").read_text()
     shown = CliRunner().invoke(verb, ["status", str(tmp_path / "study")])
-    assert shown.stdout.startswith("6 runs: 4 done, 0 running, 2 failed, 0 waiting")
+    assert shown.stdout.startswith(
+        "6 runs (10 wanted, equal ones once): 4 done, 0 running, 2 failed, 0 waiting"
+    )
     assert "impossible is impossible: factor" in shown.stdout and "no process" not in shown.stdout
     plan = plan_of(ToyStudy(), Cells(tmp_path / "cells"), Places())
-    assert {key: plan[key] for key in ("wanted", "distinct", "done", "failed", "left", "seconds")} == {
-        **{"wanted": 10, "distinct": 6, "done": 4, "failed": 2, "left": 0, "seconds": 0.0},
-    }
+    assert (plan["wanted"], plan["counts"]["done"], plan["seconds_left"]) == (10, 4, 0.0)
 
 
 def test_differences_are_of_the_seeds_that_both_have():
     seeds = [(s, f) for s in range(5) for f in range(2)]
     first = row("first", {each: 0.5 + 0.01 * each[0] for each in seeds})
     second = row("second", {each: 0.6 + 0.01 * each[0] for each in seeds if each[0] != 3}, "diverged")
-    found = second.interval("score", first)
+    none = row("none", {}, "diverged")
+    measured = Measured.of([first, second, none], "score")
+    found = measured.interval(second, first)
     assert found is not None and found.seeds == 4
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1))
-    alone = second.interval("score")
+    alone = measured.interval(second)
     assert alone is not None and alone.low < alone.value < alone.high
     assert alone.value == pytest.approx(0.6175)
-    assert row("none", {}, "diverged").interval("score", first) is None
+    assert measured.interval(none, first) is None
 
 
 def test_a_run_without_its_partners_is_left_out_of_the_interval():
     half = row("half", {(0, 0): 0.1, (0, 1): 0.3, (1, 0): 0.9})
-    found = half.interval("score")
+    found = Measured.of([half], "score").interval(half)
     assert found is not None and found.value == pytest.approx(0.2)  # of the two runs of seed 0
     assert found.seeds == 2 and found.low < found.high  # drawn as independent runs
+
+
+def judged(folder: Path, name: str, right: list[int], *, target: int = 1, **arrays: np.ndarray) -> Row:
+    """A row of a run for each number of right predictions of 40, with the file of its predictions."""
+    outcomes = {}
+    for seed, count in enumerate(right):
+        file, targets_M = folder / f"{name}-{seed}.npz", np.full(40, target)
+        np.savez(
+            file, **(arrays or {"targets": targets_M, "predicted": np.where(np.arange(40) < count, 1, 0)})
+        )
+        result = Result({"dev": {"accuracy": count / 40, "f1": 0.5}}, "dev", ACCURACY, 4, 2.0)
+        outcomes[Seeds(seed, 0)] = Outcome(stage(), result, predictions=file)
+    return Row(Trial(name, {seeds: stage() for seeds in outcomes}), outcomes)
+
+
+def test_examples_are_drawn_where_the_predictions_of_all_runs_are_kept(tmp_path):
+    rows = [judged(tmp_path, "one", [20, 20]), judged(tmp_path, "two", [30, 30])]
+    measured = Measured.of(rows, "accuracy")
+    found = measured.interval(rows[1], rows[0])
+    assert measured.has_examples and found is not None
+    assert found.value == 0.25 and found.low < 0.25 < found.high  # the seeds alone do not differ
+    assert "over seeds and examples" in comparison("toy", "Title", rows).tables[0].text()
+    single = comparison("toy", "Title", [judged(tmp_path, "alone", [20])]).tables[0].text()
+    assert "one seed: the interval is that of the examples alone" in single
+    bare = {seeds: replace(each, predictions=None) for seeds, each in rows[1].outcomes.items()}
+    for other in (judged(tmp_path, "other", [30], target=0), Row(rows[1].trial, bare)):
+        assert not Measured.of([rows[0], other], "accuracy").has_examples
+    tags = {"targets": np.ones(3), "predicted": np.ones(3), "words": np.ones((3, 2))}
+    assert not Measured.of([judged(tmp_path, "tags", [20], **tags)], "accuracy").has_examples
+    answers = judged(tmp_path, "answers", [20], f1=np.array([0.0, 0.5, 1.0]))
+    found = Measured.of([answers], "f1").interval(answers)
+    assert found is not None and found.value == 0.5 and found.low < found.high
 
 
 def test_few_seeds_and_mixed_cells_are_told():
@@ -195,7 +233,7 @@ def test_a_dry_run_tells_what_would_be_done(place):
     own(place)
     words = ["run", str(place / "own.toml"), "--out", str(place / "out"), "--dry-run"]
     shown = CliRunner().invoke(verb, words, catch_exceptions=False)
-    assert "32 runs wanted, 20 of them distinct: 0 done, 0 failed before, 20 left" in shown.stdout
+    assert "20 runs (32 wanted, equal ones once): 0 done, 0 running, 0 failed, 20 waiting" in shown.stdout
     assert "impossible, peak_lr=0.001 is impossible: " in shown.stdout
     assert "model.heads = 3 does not divide model.width" in shown.stdout
     assert not (place / "out").exists()
@@ -213,3 +251,9 @@ def test_stages_pretrain_and_finetune_from_each_other(place, tmp_path):
     assert (second.split, second.metric.name, second.steps) == ("dev", "accuracy", 1)
     assert not (tmp_path / "model" / "checkpoints").exists()
     assert Result.of_json(json.loads(json.dumps(second.to_json()))).metrics == second.metrics
+    # The predictions that it kept have the metric that it reports.
+    outcome = Outcome(tuned, second, predictions=tmp_path / "sst2" / "predictions-dev.npz")
+    tuned_row = Row(Trial("tuned", {Seeds(0, 0): tuned}), {Seeds(0, 0): outcome})
+    found = Measured.of([tuned_row], "accuracy").interval(tuned_row)
+    assert found is not None and found.low < found.value < found.high
+    assert found.value == pytest.approx(second.metrics["dev"]["accuracy"])

@@ -8,8 +8,9 @@ from typing import Any
 
 from bertsmith.insight.report import Report
 from bertsmith.studies.cells import Cells, Failure
+from bertsmith.studies.comparison import comparison
 from bertsmith.studies.scheduler import Places, Stopped
-from bertsmith.studies.study import Row, Seeds, Trial, comparison, run_study
+from bertsmith.studies.study import Row, Seeds, Trial, run_study
 from tests.unit.studies.toy_stage import Heard, stage
 
 
