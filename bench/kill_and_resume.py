@@ -668,6 +668,9 @@ def cell_contents(cell: Path) -> dict[str, Any]:
     """What a cell came to, without seconds and without who worked beside it."""
     files = {each.name: each.read_bytes() for each in cell.glob("run/model/*.safetensors")}
     read = {name: json.loads((cell / name).read_text()) for name in CELL_FILES if (cell / name).exists()}
+    if failure := read.get("failure.json"):
+        # A diverged run goes back to its last state, and the step of that depends on where it was stopped.
+        failure["reason"] = re.sub(r"\d+", "N", failure["reason"])
     without = {
         name: {key: each for key, each in values.items() if key not in CLOCK} for name, values in read.items()
     }

@@ -22,6 +22,9 @@ SETTINGS += ("run.average_from=0.3",)  # the evaluations between steps then exch
 ELECTRA = ("model.type=electra", "model.embedding_width=16", "examples.pairs=none")
 ELECTRA += ("examples.objective=replaced", "replaced.generator_size=0.5")
 
+ELMO = ("model.dropout=0", "model.type=elmo", "model.segments=0", "model.cell=48", "model.heads=12")
+ELMO += ("model.inner=3072", "examples.objective=two-directions", "examples.pairs=full-sentences")
+
 
 @dataclass(frozen=True)
 class Start:
@@ -130,6 +133,17 @@ def test_two_processes_learn_to_find_replaced_tokens_as_one_does(tmp_path):
             )
             assert ours.keys() == theirs.keys()
             assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= 1e-4
+
+
+def test_two_processes_train_lstms_as_one_does(tmp_path):
+    others = tuple(each for each in SETTINGS if "attention" not in each)
+    store, settings = tiny_store(tmp_path), (*others, *ELMO, "run.steps=4")
+    with without_pictures():
+        run_tiny(store, tmp_path / "alone", *settings)
+    starts = [Start(tmp_path / how, (*settings, f"run.parallel={how}"), meeting()) for how in ("ddp", "fsdp")]
+    run_processes(2, take_part, store.folder, starts)
+    assert_same_learning(tmp_path / "ddp", tmp_path / "alone")
+    assert_same_learning(tmp_path / "fsdp", tmp_path / "alone")
 
 
 def test_shards_of_layers_that_share_a_part_learn_what_one_process_does(tmp_path):

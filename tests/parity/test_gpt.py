@@ -145,3 +145,15 @@ def test_a_text_goes_on_to_the_last_position(folder):
     assert [each.tokens for each in bert.extend(text, count=4)] == [510, 1, 1, 1]
     with pytest.raises(UserError, match="would have 515 tokens but the model takes 514"):
         list(bert.extend(text, count=5))
+
+
+def test_the_likelihood_is_that_of_a_loop_from_the_token_between_documents_on(folder):
+    theirs, tokenizer = their_model(folder), Tokenizer.load(folder)
+    for text, ours in zip(TEXTS, bertsmith.load(folder).likelihood(TEXTS), strict=True):
+        ids = [0, *tokenizer.encode(text).ids]
+        rows = scores_of(theirs, ids).log_softmax(-1)
+        expected = sum(float(rows[place, after]) for place, after in enumerate(ids[1:]))
+        assert (ours.tokens, ours.is_pseudo) == (len(ids) - 1, False)
+        assert ours.log_likelihood == pytest.approx(expected, rel=1e-5)
+        total = sum(each.log_probability for each in ours.words)
+        assert total == pytest.approx(expected, rel=1e-5)

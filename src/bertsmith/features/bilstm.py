@@ -15,7 +15,7 @@ from bertsmith.features.layer_states import layer_name, layer_numbers
 from bertsmith.model.encoder import largest_of_rows, mean_of_rows
 from bertsmith.model.heads import exact_outputs
 from bertsmith.model.network import Network
-from bertsmith.model.recurrent import ReadingOrder
+from bertsmith.model.packed_lstm import ReadingOrder
 from bertsmith.packed import Layout, PackedBatch
 from bertsmith.recipe.finetuning_schema import FeaturesSection
 
@@ -61,7 +61,8 @@ class PackedBiLstm(nn.Module):
 
     def forward(self, values_TD: Tensor, layout: Layout) -> Tensor:
         """Return both directions' states of each row [T, 2W]."""
-        return ReadingOrder.of(layout, values_TD.device).read(self.lstm, values_TD)
+        order = ReadingOrder.of(layout, values_TD.device)
+        return order.states(values_TD, lambda packed: self.lstm(packed)[0].data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ def _set_up_here(
         caches = cache_folder("encodings"), cache_folder("teacher-scores")
         asked = Teachers(recipe.distill.teachers, config, world.device, "bf16" if half else "fp32", *caches)
         train = asked.taught(train, initial.network)
-    scaler = fit_target_scaler(splits.task, train.encoded)
+    scaler = fit_target_scaler(splits.task, train.encoded, model.objective.scorer)
     if scaler is not None and initial.kept:
         scaler.take_out_of(model.objective.scorer)
     train_set = train.encoded

@@ -110,9 +110,11 @@ def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
     if pooling == "first" and (seen := network.config.first_token_sees()):
         what = f"the first token of this model sees {seen}"
         raise UserError(what, where="head.pooling", remedy="leave it out, or set it to mean")
+    before = network.encoder.sentence
     set_pooling(network, pooling)
     if pooling == "mean" and not hasattr(network.config, "sentence"):
-        return ["the head reads the mean of all tokens, as task.json says; other tools would read the first"]
+        told = "the head reads the mean of all tokens, as task.json says"
+        return [f"{told}; other tools would read the {before}"]
     return []
 
 

@@ -3,7 +3,7 @@
 Shapes: N rows (items, or tagged words), D width of what the head's last layer reads, C outputs.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -41,12 +41,17 @@ class Rows:
     weights_N: Tensor
     groups_N: NDArray[np.int64]
     """Group of each row; rows of one group (the words of a sentence) are held out together."""
+    biased: bool = True
+    """True if the layer has biases; GPT-2's classifier has none."""
 
     def subset(self, chosen_N: NDArray[np.bool_]) -> "Rows":
         """Return some of the rows."""
         rows = torch.from_numpy(np.flatnonzero(chosen_N)).to(self.targets.device)
         groups = self.groups_N[chosen_N]
-        return Rows(self.vectors_ND[rows], self.targets[rows], self.weights_N[rows], groups)
+        vectors_ND, targets, weights_N = (
+            each[rows] for each in (self.vectors_ND, self.targets, self.weights_N)
+        )
+        return Rows(vectors_ND, targets, weights_N, groups, self.biased)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +80,11 @@ def solve_head(
     layer, problem = last_layer(model.objective.scorer), model.config.kind.linear_problem
     assert problem is not None
     rows = _rows_of(model, train, vectors_ND, problem, class_weights_C)
+    rows = replace(rows, biased=layer.bias is not None)
     mean_D, deviation_D = rows.vectors_ND.mean(0), rows.vectors_ND.std(0, correction=0)
     # A constant column contains no information, and must not be divided by 0.
     scale_D = torch.where(deviation_D > 1e-6, 1 / deviation_D.clamp(min=1e-6), 0.0)
+    mean_D = mean_D if rows.biased else torch.zeros_like(mean_D)  # only a bias makes up for a mean taken away
     rows.vectors_ND.sub_(mean_D).mul_(scale_D)
     penalty = choose_penalty(rows, problem, layer.out_features)
 
@@ -94,7 +101,8 @@ def put(layer: nn.Linear, weights: tuple[Tensor, Tensor]) -> None:
     """Copy weights and biases into a layer."""
     with torch.no_grad():
         layer.weight.copy_(weights[0])
-        layer.bias.copy_(weights[1])
+        if layer.bias is not None:
+            layer.bias.copy_(weights[1])
 
 
 def choose_penalty(rows: Rows, problem: LinearProblem, outputs: int) -> float:
@@ -136,7 +144,7 @@ def solve(
     """Return the weights [C, D] and biases [C] with the smallest penalised loss, by L-BFGS."""
     weight_CD, bias_C = (each.clone().requires_grad_() for each in start)
     search = torch.optim.LBFGS(
-        [weight_CD, bias_C],
+        [weight_CD, bias_C] if rows.biased else [weight_CD],
         max_iter=MAX_ITERATIONS,
         tolerance_grad=1e-5,
         tolerance_change=1e-7,

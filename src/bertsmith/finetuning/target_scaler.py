@@ -52,10 +52,15 @@ class TargetScaler:
             layer.bias.sub_(self.mean).div_(self.deviation)
 
 
-def fit_target_scaler(task: Task, train: EncodedSet) -> TargetScaler | None:
+def fit_target_scaler(task: Task, train: EncodedSet, scorer: nn.Module) -> TargetScaler | None:
     """Return the scaler for a user's own numbers; other tasks learn their targets unscaled."""
     if not task.custom or not task.kind.numeric:
         return None
+    if last_layer(scorer).bias is None:
+        what = (
+            "numbers of one's own are learned as distances from their mean, for which this head has no bias"
+        )
+        raise UserError(what, remedy="take a model of another family than GPT-2, or labels for the numbers")
     numbers_M = train.targets.astype(np.float64)
     largest = float(np.abs(numbers_M).max(initial=0.0))
     if not largest < LARGEST_TARGET:

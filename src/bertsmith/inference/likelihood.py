@@ -9,7 +9,8 @@ Shapes: T tokens of all texts, P predicted tokens, D model width.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -52,14 +53,40 @@ def likelihoods(engine: Engine, texts: Iterable[str], *, truncate: bool) -> list
             raise UserError(what, index=number, remedy="a text with a likelihood is a str")
     with progress_bar("reading texts", len(several)) as advance:
         for first in range(0, len(several), WINDOW_TEXTS):
-            read = engine.reader.tokenize(several[first : first + WINDOW_TEXTS], first=first)
-            engine.reader.check(read, truncate=truncate, first=first)
-            whole = [engine.reader.truncated(each) for each in read]
+            some = several[first : first + WINDOW_TEXTS]
+            whole = read_texts(engine, some, truncate=truncate, first=first)
             scores = token_log_probabilities(engine, [each.encoded for each in whole], advance)
             found += [
                 _likelihood(*each, is_pseudo=is_pseudo(engine)) for each in zip(whole, scores, strict=True)
             ]
     return found
+
+
+def read_texts(
+    engine: Engine, texts: Sequence[str], *, truncate: bool, first: int = 0
+) -> list[TokenizedText]:
+    """Return the tokens of texts between the special tokens that predict the outermost ones.
+
+    GPT-2 has no template, but its documents run on with such a token between them. A text that fills all
+    positions has no room for it, and its outermost token is then not predicted.
+    """
+    read = engine.reader.tokenize(texts, first=first)
+    engine.reader.check(read, truncate=truncate, first=first)
+    whole = [engine.reader.truncated(each) for each in read]
+    offsets = [view.offset for view in engine.network.encoder.word_views()]
+    for number, text in enumerate(whole):
+        own = text.encoded.sequence
+        wanted = (min(offsets) < 0 and own[0] >= 0, max(offsets) > 0 and own[-1] >= 0)
+        if any(wanted) and len(text) + sum(wanted) <= engine.reader.longest:
+            ends = [
+                Encoded([id], [0], [(0, 0)], [-1], [None]) if is_wanted else Encoded([], [], [], [], [])
+                for id, is_wanted in zip(engine.tokenizer.ends, wanted, strict=True)
+            ]
+            parts = (ends[0], text.encoded, ends[1])
+            names = [each.name for each in fields(Encoded)]
+            lists = (list(chain.from_iterable(getattr(part, name) for part in parts)) for name in names)
+            whole[number] = replace(text, encoded=Encoded(*lists))
+    return whole
 
 
 def is_pseudo(engine: Engine) -> bool:

@@ -322,7 +322,10 @@ class Bert:
         return fill_mask.fill_jointly(self.engine, masked, top, beam)
 
     def extend(self, text: str, *, count: int) -> Iterator[fill_mask.Extension]:
-        """Yield the text with one more token each time; each token costs reading all of it again."""
+        """Yield the text with one more token each time.
+
+        A model that looks to both sides reads all of it again for each, one that looks to the left the token.
+        """
         self._need("mlm", "extend texts")
         return fill_mask.extend_text(self.engine, text, count)
 

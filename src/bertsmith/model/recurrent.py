@@ -1,55 +1,20 @@
 """Recurrent encoders: LSTMs over packed rows, whose two directions never meet (ELMo; Peters et al. 2018).
 
-Shapes: T packed tokens, S sequences, S1 = S + 1 boundaries, N steps of the longest sequence, E width of a
-direction, D = 2E width of a state.
+Shapes: T packed tokens, R of them that are requested, E width of a direction, D = 2E width of a state.
 """
 
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils.checkpoint import checkpoint
 
 from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, WordView
-from bertsmith.packed import Layout, PackedBatch
+from bertsmith.model.packed_lstm import ReadingOrder, lstm_states
+from bertsmith.packed import PackedBatch
 
 GATES = 4
-
-
-@dataclass(frozen=True, slots=True)
-class ReadingOrder:
-    """The order in which an LSTM reads packed rows: the first ones of all sequences, then the second ones.
-
-    Sequences never meet: a step computes one row of each that is long enough, the longest sequence first.
-    """
-
-    rows_T: Tensor
-    """Packed row that is read at each place."""
-    places_T: Tensor
-    """Place at which each packed row is read: the inverse of `rows_T`."""
-    sizes_N: Tensor
-    """Number of rows in each step, on the CPU, where torch reads it."""
-
-    @classmethod
-    def of(cls, layout: Layout, device: torch.device, *, backwards: bool = False) -> "ReadingOrder":
-        """Return the order for this layout; a GPU waits for it once."""
-        starts_S1 = layout.starts_S1.cpu().long()
-        lengths_S = starts_S1.diff()
-        # Ranks by length keep the order the same within each group of equal length.
-        ranks_S = lengths_S.argsort(descending=True, stable=True).argsort()
-        steps_T = torch.arange(int(starts_S1[-1])) - starts_S1[:-1].repeat_interleave(lengths_S)
-        if backwards:
-            steps_T = (lengths_S - 1).repeat_interleave(lengths_S) - steps_T
-        keys_T = steps_T * len(lengths_S) + ranks_S.repeat_interleave(lengths_S)
-        rows_T = keys_T.argsort().to(device)
-        return cls(rows_T, rows_T.argsort(), steps_T.bincount())
-
-    def read(self, lstm: nn.LSTM, values_TE: Tensor) -> Tensor:
-        """Return the LSTM's state at each packed row."""
-        states: Tensor = lstm(PackedSequence(values_TE[self.rows_T], self.sizes_N))[0].data
-        return states[self.places_T]
 
 
 class RecurrentLayer(nn.Module):
@@ -66,9 +31,9 @@ class RecurrentLayer(nn.Module):
     def forward(self, states_TD: Tensor, forwards: ReadingOrder, backwards: ReadingOrder) -> Tensor:
         shown_TD = self.dropout(states_TD)
         left_TE, right_TE = shown_TD.chunk(2, -1)
-        read_TD = torch.cat(
-            (forwards.read(self.forwards, left_TE), backwards.read(self.backwards, right_TE)), -1
-        )
+        read_TE = forwards.states(left_TE, partial(lstm_states, self.forwards))
+        back_TE = backwards.states(right_TE, partial(lstm_states, self.backwards))
+        read_TD = torch.cat((read_TE, back_TE), -1)
         return read_TD + shown_TD if self.residual else read_TD
 
 

@@ -132,7 +132,8 @@ class Recipe(Section):
                 f"model.type = {self.model.type} reads {reads}, and cannot learn examples.objective = "
                 f"{self.examples.objective}",
                 keys=("model.type", "examples.objective"),
-                remedy=f"set examples.objective to {reads} and examples.pairs to full-sentences",
+                remedy=f"set examples.objective to {'masked' if reads == 'both' else reads}"
+                " and examples.pairs to full-sentences",
             )
         if not architecture.has_pair_head() and self.examples.pair_head != "none":
             raise RuleError(

@@ -315,7 +315,7 @@ class BatchQueue:
         tokens = before - sum(map(_tokens, batch))
         if not any(isinstance(outcome, BaseException) for outcome in outcomes):  # rejecting takes no time
             speed = tokens / max(seconds, 1e-6)
-            self._tokens_per_second = _weighed(self._tokens_per_second, speed)
+            self._measure_speed(speed)
             if batch[0].is_long:
                 # The higher of both: a single slow part must not cause rejections.
                 self._part_speed = max(speed, _weighed(self._part_speed, speed))
@@ -361,6 +361,9 @@ class BatchQueue:
         self._waiting_tokens += item.tokens
         self._tokens += item.tokens
         self._not_begun[item.request] = self._not_begun.get(item.request, 0) + item.tokens
+
+    def _measure_speed(self, speed: float) -> None:
+        self._tokens_per_second = _weighed(self._tokens_per_second, speed)
 
     def _remove(self, item: WorkItem) -> None:
         if item in self._waiting:

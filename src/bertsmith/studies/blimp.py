@@ -22,7 +22,7 @@ from bertsmith.core.cache import cache_folder, cached_array, caching_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.features.layer_states import weights_hash
-from bertsmith.inference.likelihood import is_pseudo, token_log_probabilities
+from bertsmith.inference.likelihood import is_pseudo, read_texts, token_log_probabilities
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.insight.pictures import BLUE, GREY, RED
 from bertsmith.insight.report import Cell, Report, Table
@@ -118,9 +118,9 @@ def blimp(bert: Bert, sets: Sequence[PairSet]) -> BlimpResult:
 
 def _log_likelihoods(bert: Bert, pair_set: PairSet) -> Doubles:
     """Return the log-likelihoods of the sentences of each pair [P, 2]; equal ones are computed once."""
-    read = bert.reader.tokenize([text for pair in pair_set.pairs for text in pair])
     try:
-        bert.reader.check(read, truncate=False)
+        texts = [text for pair in pair_set.pairs for text in pair]
+        read = read_texts(bert.engine, texts, truncate=False)
     except UserError as error:
         where = f"{pair_set.file}:{(error.index or 0) // 2 + 1}"
         raise replace(error, where=where, remedy="take a model for longer texts") from error

@@ -76,7 +76,12 @@ def pieces_of(texts: Sequence[str], tokenizer: Tokenizer) -> Pieces:
         ids_X = np.concatenate([part.ids for part in parts]).astype(np.int32)
         lengths_D = np.concatenate([part.lengths for part in parts])
     which_N = np.array([numbers[text] for text in texts], np.int64)
-    return Pieces(ids_X, (np.cumsum(lengths_D) - lengths_D)[which_N], lengths_D[which_N])
+    starts_D = np.cumsum(lengths_D) - lengths_D
+    if not lengths_D.all() and not read_templates(tokenizer).single.specials(1):
+        # Nothing is put around a text (GPT-2): one without a piece is its end, as a sequence has a token.
+        starts_D = np.where(lengths_D, starts_D, len(ids_X))
+        ids_X, lengths_D = np.append(ids_X, np.int32(tokenizer.sep_id)), np.maximum(lengths_D, 1)
+    return Pieces(ids_X, starts_D[which_N], lengths_D[which_N])
 
 
 def joined_pieces(pieces: Sequence[NDArray[np.int32]]) -> Pieces:

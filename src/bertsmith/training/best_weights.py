@@ -36,6 +36,8 @@ class BestWeights:
     world: World
     best: Best | None = None
     """Best weights so far, in the main process."""
+    named: Path | None = None
+    """File of the weights that the newest state names."""
 
     def offer(self, value: float, loss: float, *, step: int) -> None:
         """Copy the current weights, evaluated in the main process, if they are better than all before."""
@@ -62,6 +64,7 @@ class BestWeights:
         """Write the weights, unless their file exists, and return what a resume needs to know of them."""
         best = self.best
         checksum = self.world.on_main(lambda: None if best is None else self._write(best))
+        self.named = None if best is None else self._file(best.step)
         if best is None:
             return {}
         values = {"value": best.value, "loss": best.loss, "step": best.step, "waited": best.waited}
@@ -73,9 +76,9 @@ class BestWeights:
         self.best = self.world.on_main(lambda: None if values is None else self._read(values))
 
     def saved(self) -> None:
-        """Remove the files of weights that were best before."""
-        kept = None if self.best is None else self._file(self.best.step)
-        self.world.on_main(lambda: remove_best_weights(self.folder, but=kept))
+        """Remove the files of weights that were best before the newest state."""
+        # The best may be a newer one by now: steps go on while a state is written.
+        self.world.on_main(lambda: remove_best_weights(self.folder, but=self.named))
 
     def _file(self, step: int) -> Path:
         return self.folder / f"best-{step}.safetensors"

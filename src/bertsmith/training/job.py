@@ -200,10 +200,11 @@ def run_job(
     The clock begins when the folder is locked, unless a clock that began earlier is given.
     """
     heard, folder = callback if world.main else SilentCallback(), request.folder
-    if ended := _finished_before(request, world, heard):
+    if ended := _finished_before(request, world, heard, goes_on=_goes_on(request, world)):
         return ended
     with folder.locked(world), StopRequested(heard.on_signal) as stop:
-        if ended := _finished_before(request, world, heard):  # another process has ended it just now
+        goes_on = _goes_on(request, world)  # another process may have ended it just now
+        if ended := _finished_before(request, world, heard, goes_on=goes_on):
             return ended
         saved = latest_state(folder.checkpoints, world)
         clock = replace(clock or Clock(), before=saved.state.progress.seconds if saved else 0.0)
@@ -211,7 +212,7 @@ def run_job(
         job = request.build(start)
         at = job.first if saved is None else _load(job, saved)
         world.barrier()  # all processes have read the files that the main process now changes
-        if not request.goes_on() and (said := world.on_main(folder.put_damaged_model_aside)):
+        if not goes_on and (said := world.on_main(folder.put_damaged_model_aside)):
             heard.on_message(said)
         world.on_main(job.begin)
         for note in job.notes:
@@ -225,17 +226,24 @@ def run_job(
             return _OneStart(request, job, start, journal, at, saved_step=at.step if saved else -1).run()
 
 
-def _finished_before(request: Request, world: World, callback: ProgressCallback) -> Ending | None:
+def _finished_before(
+    request: Request, world: World, callback: ProgressCallback, *, goes_on: bool
+) -> Ending | None:
     """Return the end of a run that has finished, or None if there is something left to do."""
-    world.on_main(request.check_same_run)
     folder = request.folder
-    if request.goes_on() or not folder.ended_whole(world):
+    if goes_on or not folder.ended_whole(world):
         return None
     callback.on_message(f"{folder.path} is finished already: nothing is left to do")
     if not request.keeps_state:
         world.on_main(lambda: remove_states(folder))  # a process may have been killed before it could
     result = read_json(folder.result, remedy="remove the folder and run again")
     return Ending(result["ending"], result, saved_step=result["steps"], main=world.main, before=True)
+
+
+def _goes_on(request: Request, world: World) -> bool:
+    """Check the folder; return True, in every process, if a finished run is to take more steps."""
+    world.on_main(request.check_same_run)
+    return world.broadcast(float(request.goes_on())) > 0
 
 
 def _load(job: Job, saved: SavedState) -> Progress:
@@ -357,8 +365,9 @@ class _OneStart:
         return True
 
     def _save(self) -> None:
-        # Between skipped steps the weights may be broken: keep the state before them as the latest.
-        if self.saved_step == self.at.step or self.at.skipped_in_a_row:
+        # A run that can roll back keeps the state before its skipped steps as the latest.
+        amid_skipped = self.at.skipped_in_a_row and self.job.cadence.rollback_after < inf
+        if self.saved_step == self.at.step or amid_skipped:
             return
         self.saving.wait()
         job = self.job

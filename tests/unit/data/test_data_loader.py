@@ -97,6 +97,16 @@ def test_right_to_left_asks_for_every_token_but_the_last(store, cache) -> None:
         assert sequence.targets == dict(enumerate(sequence.tokens[:-1]))
 
 
+def test_two_directions_ask_for_every_token_with_a_neighbour_on_each_side(store, cache) -> None:
+    examples = recipe_named("gpt").examples.model_copy(update={"objective": "two-directions"})
+    recipe = recipe_named("gpt").model_copy(update={"examples": examples})
+    batches = dataset_of(store, cache, recipe)[FIRST]
+    for sequence in sequences_of(batches):
+        assert sequence.targets == dict(enumerate(sequence.tokens[1:-1], start=1))
+    # What fills the predicted rows up points at row 0, and its views at rows 0 and 1.
+    assert all(len(micro.inputs.tokens_T) > 1 for micro in batches.micros)
+
+
 def test_a_model_with_one_segment_sees_one(store, cache) -> None:
     recipe = small_recipe(model={"segments": 1})
     for micro in dataset_of(store, cache, recipe)[FIRST].micros:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import LogisticRegression, Ridge
+from torch.nn import functional
 
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.linear_probe import PENALTIES, Rows, choose_penalty, initial, mean_loss, solve
@@ -161,3 +162,16 @@ def test_the_note_tells_how_the_head_was_regularised(model, tmp_path):
     notebook = Notebook()
     tune("sst2", model, tmp_path, "head.encoder=frozen-linear", notebook=notebook)
     assert [note for note in notebook.notes if note.startswith("the linear probe is the optimal head")]
+
+
+def test_a_layer_without_biases_has_the_best_weights_alone():
+    stream = torch.Generator().manual_seed(0)
+    vectors_ND = torch.randn(200, 5, generator=stream) + 1.0
+    targets = (vectors_ND.sum(-1) > 5.0).long() + (vectors_ND[:, 0] > 1.5).long()
+    rows = Rows(vectors_ND, targets, torch.ones(200), np.arange(200), biased=False)
+    weight_CD, bias_C = solve(rows, "classes", 0.1, initial(rows, 3))
+    assert not bias_C.any()
+    weight_CD.requires_grad_()
+    loss = functional.cross_entropy(vectors_ND @ weight_CD.T, targets) + 0.05 * weight_CD.square().sum()
+    (gradient_CD,) = torch.autograd.grad(loss, weight_CD)
+    assert gradient_CD.abs().max() < 1e-3

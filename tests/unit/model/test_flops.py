@@ -13,7 +13,7 @@ from tests.tiny import tiny_encoder_config, tiny_network
 SIZE = PassSize(tokens=40, sequences=5, predicted=6)
 
 
-@pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "modernbert"])
+@pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "modernbert", "gpt2"])
 def test_products_are_counted_as_torch_counts_them(model_type, monkeypatch):
     # The counter looks into attention by products, not into an operator of ours.
     monkeypatch.setattr("bertsmith.model.product_attention.MAX_LENGTH", 0)

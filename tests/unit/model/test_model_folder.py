@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -126,6 +127,21 @@ def test_an_untied_decoder_comes_from_transformers_and_goes_back_to_it(model_typ
         ours = model.network.scores_of_words(model.network(batch))
         for theirs in (untied, again):
             assert (ours - theirs(input_ids=batch.tokens_T[None]).logits[0]).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize(
+    ("model_type", "change", "told"),
+    [
+        ("gpt2", {"direction": "both"}, "a gpt2 model cannot say that direction is both, not left-to-right"),
+        ("distilbert", {"norm_eps": 1e-5}, "a distilbert model cannot say that norm_eps is 1e-05, not 1e-12"),
+    ],
+)
+def test_what_would_be_read_as_another_model_is_not_saved(model_type, change, told, tmp_path):
+    network = tiny_network(model_type, {})
+    network.config = replace(network.config, **change)
+    with pytest.raises(UserError, match=told):
+        write_model(tmp_path / "model", Model(network))
+    assert not (tmp_path / "model").exists()
 
 
 def test_names_of_a_parallel_wrapper_are_read(folder):

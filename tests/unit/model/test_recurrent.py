@@ -53,6 +53,27 @@ def test_packed_states_are_those_of_a_loop_over_texts_and_directions():
     assert (found - expected).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("cell", [16, 40], ids=["plain", "projected"])
+def test_gradients_are_those_of_a_loop_over_texts_and_directions(cell):
+    config = tiny_encoder_config("elmo", cell=cell)
+    network = new_network(config, {}, torch.Generator().manual_seed(0)).double().eval()
+    gradients = []
+    for states in (network(pack(TEXTS)), torch.cat([plain_states(network.encoder, each) for each in TEXTS])):
+        (states * torch.arange(21.0).unsqueeze(1)).sin().sum().backward()
+        gradients.append([each.grad.clone() for each in network.parameters()])
+        network.zero_grad()
+    assert all((one - other).abs().max() < 1e-10 for one, other in zip(*gradients, strict=True))
+
+
+def test_autocast_computes_the_layers_in_single_precision():
+    network, batch = tiny_network("elmo", heads={}), pack(TEXTS)
+    with torch.autocast("cpu", torch.bfloat16):
+        states = network(batch)
+        states.sum().backward()
+    assert torch.equal(states, network(batch))
+    assert all(each.grad.isfinite().all() for each in network.parameters())
+
+
 def test_a_text_does_not_depend_on_its_companions_nor_on_filler_and_empty_sequences():
     network, whole = exact_network(), pack(TEXTS)
     padded = pack([*TEXTS, [0] * 11])
@@ -234,5 +255,6 @@ def test_the_published_lstms_have_the_published_size():
 def test_products_are_counted_as_torch_counts_them():
     network = tiny_network("elmo", heads={"mlm": 0})
     with FlopCounterMode(display=False) as counter:
-        network.word_scores(states_of(network, pack([[7] * 8] * 5)), torch.arange(1, 7))
+        states = torch.cat([plain_states(network.encoder, [7] * 8) for _ in range(5)])
+        network.word_scores(states, torch.arange(1, 7))
     assert forward_flops(network, PassSize(tokens=40, sequences=5, predicted=6)) == counter.get_total_flops()

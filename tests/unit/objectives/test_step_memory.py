@@ -20,6 +20,7 @@ CONFIGS = {
     "pruned": tiny_encoder_config(
         "bert", width=64, inner=256, heads=4, layers=3, layer_heads=(1, 4, 2), layer_inner=(64, 256, 128)
     ),
+    "elmo": tiny_encoder_config("elmo", width=64, embedding_width=32, cell=128, layers=3),
 }
 
 SURE = 5

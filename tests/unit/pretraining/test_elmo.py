@@ -20,6 +20,7 @@ from tests.tiny_runs import (
     metrics_of,
     run_tiny,
     stop_at,
+    tiny_recipe,
     tiny_store,
     without_pictures,
 )
@@ -76,6 +77,22 @@ def test_a_run_stopped_and_resumed_ends_with_the_same_bits(algorithm, store, tmp
             assert run_tiny(store, tmp_path / "run", *settings).state == "stopped"
         run_tiny(store, tmp_path / "run", *settings)
     assert not differing(last_state(tmp_path / "whole"), last_state(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "remedy"),
+    [
+        ((*RUN, "examples.objective=masked"), "set examples.objective to two-directions"),
+        (("examples.objective=two-directions",), "set examples.objective to masked"),
+        ((*RUN, "model.width=33"), "make the width even"),
+        ((*RUN, "model.cell=15"), "make the cells wider"),
+        ((*RUN, "model.embedding_width=8"), "set model.embedding_width to width"),
+        (("model.cell=48",), "set model.type to elmo"),
+    ],
+)
+def test_a_recipe_that_fits_no_two_directions_is_refused(settings, remedy):
+    with pytest.raises(UserError, match=remedy):
+        tiny_recipe(*settings)
 
 
 # ---- folders

@@ -126,6 +126,20 @@ def test_a_tuned_one_classifies_by_the_row_that_sees_all_of_a_text(tuned):
     assert first.probability == pytest.approx(float(expected), abs=1e-5)
 
 
+def test_its_classifier_without_biases_can_be_solved(run, tmp_path):
+    tune("sst2", run / "model", tmp_path, *SHORT, "head.weights=solved", "head.encoder=frozen-linear")
+    solved = read_model(tmp_path / "runs" / "sst2" / "model").network.heads["classify"]
+    assert solved.state_dict().keys() == {"output.weight"} and solved.output.weight.abs().max() > 0.1
+
+
+def test_numbers_of_ones_own_are_refused_where_no_bias_holds_their_mean(run, tmp_path, capsys):
+    rows = [f"the smith finds {number} nails,{number}.5" for number in range(40)]
+    (tmp_path / "table.csv").write_text("\n".join(["text,stars", *rows]) + "\n")
+    words = ("--data", tmp_path / "table.csv", "--text", "text", "--label", "stars", "--kind", "regress")
+    line = mistake(capsys, "finetune", "custom", *words, "--model", run, "--out", tmp_path / "out")
+    assert "for which this head has no bias; take a model of another family than GPT-2" in line
+
+
 def test_a_tuned_one_tags_the_words_of_a_text(tuned):
     bert = bertsmith.load(tuned["wnut17"], device="cpu")
     text = "the boy walks in london"

@@ -9,7 +9,7 @@ import time
 import httpx
 import pytest
 
-from bertsmith.serve import model_process, process_server, remote_models
+from bertsmith.serve import channel, model_process, process_server, remote_models
 from bertsmith.serve.channel import Kind
 from bertsmith.serve.process_server import default_http_processes
 from bertsmith.serve.server import listen, listen_together
@@ -116,8 +116,8 @@ def test_many_tokens_go_between_processes_without_holding_up_the_event_loop(
 
         return noted
 
-    for module, name in ((remote_models, "encode_prediction"), (model_process, "decode_prediction")):
-        monkeypatch.setattr(module, name, note(getattr(module, name)))
+    for name in ("encode_prediction", "decode_prediction"):
+        monkeypatch.setattr(channel, name, note(getattr(channel, name)))
     names = {"names": folders["names"]}
     reply = in_processes(names, lambda sides: ask(sides.clients[0], "/tag", {"texts": ["! " * words]}))
     assert reply.status_code == 200

@@ -199,7 +199,7 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "run.minutes=1"), "run.minutes"),
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "head.encoder=lora"), "head.encoder = lora"),
         (("--sparsity", "0.5"), "add --method magnitude"),
-        (("--method", "movement"), "choose importance or magnitude"),
+        (("--method", "movement"), "'movement' is not one of 'importance', 'magnitude'"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(model, data, tmp_path, capsys, words, told):

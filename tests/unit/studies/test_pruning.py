@@ -202,7 +202,7 @@ def test_the_command_prints_each_round(learned, data, tmp_path, capsys):
         (("--heads", "0.1", "--task", "mrpc"), "was fine-tuned for sst2, not for mrpc"),
         (("--drop-layers", "2"), "there is no layer 2"),
         (("--drop-layers", "last"), "'last' is no layer"),
-        (("--ffn", "0.1", "--widths", "any"), "choose equal or free"),
+        (("--ffn", "0.1", "--widths", "any"), "'any' is not one of 'equal', 'free'"),
     ],
 )
 def test_a_mistake_is_one_line_and_nothing_is_written(learned, data, tmp_path, capsys, words, told):

@@ -9,7 +9,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.example_types import ChoiceExample
 from bertsmith.tasks.text_encoding import both_ends, windowed
-from bertsmith.text.tokenizer import Encoded, truncate_longest_first
+from bertsmith.text.tokenizer import Encoded, Tokenizer, truncate_longest_first
+from tests.tokenizer_makers import gpt_bpe
 from tests.unit.tasks.encoding_tools import DROPPED, encode_split, kinds, rows_of, spaces, text_example, words
 
 any_text = st.lists(words.map(" ".join) | spaces | st.sampled_from(DROPPED), max_size=4).map("".join)
@@ -37,6 +38,14 @@ def test_pairs_lose_the_end_of_the_longer_text(kind, tokenizers, pairs, longest)
         "classify", [text_example(pair) for pair in pairs], (), tokenizer, section(longest)
     )
     check_truncated(encoded, [tokenizer.encode_pair(*pair) for pair in pairs], longest)
+
+
+@pytest.mark.parametrize("count", [3, 300])
+def test_a_text_without_pieces_is_its_end_where_nothing_stands_around_texts(tmp_path, count) -> None:
+    tokenizer = Tokenizer.load(gpt_bpe(tmp_path))
+    texts = ["", *(f"iron {number}" for number in range(count))]
+    encoded = encode_split("classify", [text_example(text) for text in texts], (), tokenizer, section(16))
+    assert rows_of(encoded) == [[tokenizer.sep_id], *(tokenizer.encode(text).ids for text in texts[1:])]
 
 
 def section(longest: int, **changes) -> TextSection:

@@ -169,3 +169,16 @@ def test_another_error_does_not_cost_the_state_and_is_not_hidden(tmp_path, monke
             saving.save(at(1))
         raise KeyError
     assert saved_value(tmp_path) == 3.0
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_what_follows_a_state_comes_when_it_is_on_the_disk(tmp_path, monkeypatch, beside):
+    monkeypatch.setattr(background_saving, "room_for_copies", lambda *_: beside)
+    seen = []
+    with BackgroundSaving(tmp_path, trainer_of(1.0), keep_last=1) as saving, held_up(monkeypatch) as go_on:
+        if not beside:
+            go_on.set()
+        saving.save(TrainingState(1, 0, 0.0), then=[lambda: seen.append(saved_steps(tmp_path))])
+        assert seen == ([] if beside else [[1]])
+        go_on.set()
+    assert seen == [[1]]

@@ -73,3 +73,11 @@ def test_a_flipped_bit_in_the_best_weights_is_found(kept, tmp_path):
     file.write_bytes(damaged)
     with pytest.raises(UserError, match="best-1.safetensors: is damaged: its checksum is another"):
         kept.restore(saved)
+
+
+def test_better_weights_that_come_while_a_state_is_written_leave_its_file_alone(kept, tmp_path):
+    offer(kept, (0.5, 1.0))
+    kept.scalars()
+    offer(kept, (0.5, 1.0), (0.6, 1.0))
+    kept.saved()
+    assert [file.name for file in tmp_path.iterdir()] == ["best-1.safetensors"]

@@ -7,7 +7,7 @@ with its folder and lock, checkpoints, journal, stopping and resuming, comes fro
 import os
 import signal
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -208,3 +208,34 @@ def test_a_folder_with_other_files_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="holds files but no run"):
         distill(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
+
+
+@pytest.mark.parametrize("step", [4, STEPS - 1])
+def test_a_run_that_cannot_roll_back_is_saved_after_a_skipped_step(tmp_path, step):
+    def next_step_without_a_gradient(progress):
+        given = next_step(progress)
+        if progress.step == step:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return replace(given, micros=tuple(each * torch.nan for each in given.micros))
+        return given
+
+    distill(tmp_path / "run", next_step_without_a_gradient)
+    assert latest_state(tmp_path / "run" / "checkpoints").state.progress.step == step + 1
+
+
+@dataclass(frozen=True)
+class AskedRequest(Request):
+    """A request that notes each time it is asked whether a finished run goes on."""
+
+    asked: list = field(default_factory=list)
+
+    def goes_on(self):
+        self.asked.append(self.folder.config.exists())
+        return False
+
+
+def test_processes_ask_whether_a_run_goes_on_only_before_one_of_them_can_have_begun_it(tmp_path):
+    request = AskedRequest(tmp_path / "run")
+    assert run_job(request, ALONE, SilentCallback()).kind == "finished"
+    # Before the lock and under it; a third answer could differ in a process that is late.
+    assert request.asked == [False, False]

@@ -23,7 +23,6 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.encoder_config import (
-    BF16,
     FP32,
     MAX_LAYERS,
     ConfigReader,
@@ -103,10 +102,9 @@ class RecurrentConfig(EncoderConfig):
         return self.layers * self.layer_bytes(form)
 
     def layer_bytes(self, form: StepForm) -> int:
-        # Of each direction: its inputs in their order, four gates, cells, their tanh, and the mixed states.
-        # A CPU keeps both precisions of many of them under autocast.
-        value = FP32 if form.precision == "fp32" else BF16 if form.device == "cuda" else FP32 + BF16
-        of_cells = (GATES + 3) * self.cell * value
+        # Of each direction: four gates, cells and mixed states, and what is read and given; a CPU keeps fp32.
+        value = FP32 if form.device == "cpu" else form.value
+        of_cells = (GATES + 2) * self.cell * value
         inputs = 2 * self.half * value + self.half * form.dropout_mark
         return DIRECTIONS * (of_cells + inputs)
 

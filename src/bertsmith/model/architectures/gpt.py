@@ -37,6 +37,10 @@ class GptConfig(TransformerConfig):
     end_id: int | None = None
     """The token that a text ends with; None if it has none."""
 
+    def word_products(self) -> int:
+        """Return the multiplications of its head, which is the word table alone."""
+        return self.vocabulary * self.embedding_width
+
     @classmethod
     def of_recipe(cls, values: Mapping[str, Any]) -> Self:
         """Return the config for a recipe's model section, which has one dropout for all layers."""
