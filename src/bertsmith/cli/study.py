@@ -10,6 +10,7 @@ from typer import Argument, Exit, Option, Typer, echo
 
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.cli.verb import Verb, Verbs
+from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 
 study = Typer(
@@ -28,13 +29,18 @@ def run_own(
     cells: Annotated[
         Path | None, Option(help="Folder of the runs, shared by studies; cells/ beside --out by default.")
     ] = None,
-    seeds: Annotated[int | None, Option(min=1, help="Number of seeds, in place of the file's.")] = None,
+    seeds: Annotated[
+        int | None, Option(min=1, help="Number of seeds, in place of `seeds` in the file.")
+    ] = None,
     together: Annotated[int, Option(min=1, help="Most runs at once on one device.")] = 1,
     devices: Annotated[
         str, Option(help="GPUs by number, such as 0,1; cpu for none. By default the first GPU, if any.")
     ] = "",
     threads: Annotated[
-        int | None, Option(min=1, help="CPU threads of each run; by default OMP_NUM_THREADS, or all cores.")
+        int | None,
+        Option(
+            min=1, help="CPU threads of each run; by default OMP_NUM_THREADS, or cores divided by --together."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only tell what would be run, and about how long.")
@@ -76,10 +82,10 @@ def run_own(
     from bertsmith.studies.scheduler import Places, Stopped
     from bertsmith.studies.study import plan_of, run_study
 
-    out = out.expanduser()
-    found = read_study(file.expanduser(), seeds=seeds)
-    shared = Cells(cells.expanduser() if cells is not None else out.parent / "cells")
+    out = out.expanduser().resolve()  # runs remember the folders that they begin with
     places = Places(_devices(devices), together, threads or _threads(together))
+    found = read_study(file.expanduser(), device="cuda" if any(places.devices) else "cpu", seeds=seeds)
+    shared = Cells(cells.expanduser().resolve() if cells is not None else out.parent / "cells")
     if dry_run:
         plan = plan_of(found, shared, places)
         if as_json:
@@ -150,15 +156,23 @@ def _time_text(seconds: float | None) -> str:
 def _devices(given: str) -> tuple[str, ...]:
     """Return the values of CUDA_VISIBLE_DEVICES, one for each place."""
     if given == "cpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is loaded, so that "auto" is the CPU, too
         return ("",)
-    if given:
-        return tuple(each.strip() for each in given.split(","))
+    named = tuple(each.strip() for each in given.split(","))
+    if given and (not all(named) or "cpu" in named or len(set(named)) < len(named)):
+        remedy = "write GPUs by number, each once, such as 0,1; or cpu"
+        raise UserError(f"{given!r} is no list of GPUs", where="--devices", remedy=remedy)
     import torch
 
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
-    return (visible.split(",")[0],) if torch.cuda.is_available() else ("",)
+    if torch.cuda.is_available():
+        return named if given else (os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],)
+    if given:
+        raise UserError("torch sees no CUDA GPU", where="--devices", remedy="leave it out, or give cpu")
+    return ("",)
 
 
 def _threads(together: int) -> int:
-    return int(os.environ.get("OMP_NUM_THREADS", 0)) or max(1, (os.cpu_count() or 1) // together)
+    """Return OMP_NUM_THREADS, whose first number counts, or else an equal share of the cores."""
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return max(1, (os.cpu_count() or 1) // together)

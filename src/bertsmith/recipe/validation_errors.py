@@ -130,8 +130,10 @@ def _unknown(path: KeyPath, origins: Mapping[str, str], schema: type[BaseModel])
 def _section_at(path: KeyPath, schema: type[BaseModel]) -> type[BaseModel]:
     """Return the section that a path leads into."""
     model = schema
-    for part in [each for each in path if isinstance(each, str)]:
-        annotation = model.model_fields[part].annotation
+    for part in path:
+        if part not in model.model_fields:
+            continue  # the place in a list, or the name of one of several tables
+        annotation = model.model_fields[str(part)].annotation
         types = (annotation, *getattr(annotation, "__args__", ()))  # a section, or a list of sections
         sections = (each for each in types if isinstance(each, type) and issubclass(each, Section))
         model = next(sections, model)

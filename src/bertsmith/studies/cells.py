@@ -30,6 +30,8 @@ INERT: dict[str, Any] = {"pretrain model.cell": 4096}
 existed. A key with this value is left out of the hash, so that older cells stay valid."""
 
 CELL, RUN, RESULT, FAILURE, LOG, LOCK = "cell.json", "run", "result.json", "failure.json", "log.txt", ".lock"
+CONFIG = "config.json"
+"""File of a model folder that has the sizes of the model."""
 PREDICTIONS = "predictions-{split}.npz"
 SHOWN_DIGITS = 12
 """Hexadecimal digits of a key in the name of a cell's folder."""
@@ -92,7 +94,7 @@ class Failure:
     where: str = ""
     """Name of the cell that failed, which may be an input of this one."""
     repeats: bool = False
-    """True if the same work would fail again, so that it is not tried again."""
+    """True if the same work would fail again on any machine, so that it is not tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +160,14 @@ class Stage:
 
     @cached_property
     def shape(self) -> str:
-        """Return a hash that is equal for stages of the same memory: with other seeds, rates or inputs."""
+        """Return a hash that is equal for stages of the same memory: with other seeds, rates or weights."""
         recipe = {
             key: value
             for key, value in self.facts["recipe"].items()
             if key != "run.seed" and (not key.startswith("optim.") or key == "optim.algorithm")
         }
-        return _hash({**self.facts, "recipe": recipe, "inputs": [], "data": {}})
+        inputs = {name: _sizes(each) for name, each in self.inputs.items()}
+        return _hash({**self.facts, "recipe": recipe, "inputs": inputs, "data": {}})
 
     @property
     def by_clock(self) -> bool:
@@ -182,6 +185,14 @@ class Stage:
         return [each for each in self.inputs.values() if isinstance(each, Stage)]
 
 
+def _sizes(given: "Stage | Model") -> Any:
+    """Return what says how large the model of an input is: its settings, or the hash of their file."""
+    if isinstance(given, Model):
+        return given.files.get(CONFIG)
+    settings = {key: value for key, value in given.facts["recipe"].items() if key.startswith("model.")}
+    return [settings, {name: _sizes(each) for name, each in given.inputs.items()}]
+
+
 def _hash(facts: Any) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
@@ -195,6 +206,11 @@ class Outcome:
     failure: Failure | None = None
     predictions: Path | None = None
     """File of what the deciding metric was computed from, if there is one."""
+
+    @property
+    def is_final(self) -> bool:
+        """True if the work would end so again."""
+        return self.result is not None or (self.failure is not None and self.failure.repeats)
 
 
 @dataclass(frozen=True, slots=True)

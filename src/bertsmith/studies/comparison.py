@@ -65,14 +65,18 @@ class Measured:
             MEAN, np.zeros(1), {run: np.array([each]) for run, each in values.items()}, has_examples=False
         )
 
-    def interval(self, row: Row, first: Row | None = None) -> Interval | None:
-        """Return a row's mean, or its difference from the first over the seeds of both, with the interval."""
+    def groups(self, row: Row, first: Row | None = None) -> list[list[Seeds]]:
+        """Return the runs that an interval is computed from: as many of each pre-training seed."""
         sides = [each.trial.name for each in (row, first) if each is not None]
         common = [seeds for seeds in row.outcomes if all((name, seeds) in self.runs for name in sides)]
         pretrained = dict.fromkeys(seeds.pretraining for seeds in common)
         groups = [[seeds for seeds in common if seeds.pretraining == each] for each in pretrained]
         runs = max(map(len, groups), default=0)
-        whole = [group for group in groups if len(group) == runs]
+        return [group for group in groups if len(group) == runs]
+
+    def interval(self, row: Row, first: Row | None = None) -> Interval | None:
+        """Return a row's mean, or its difference from the first over the seeds of both, with the interval."""
+        sides, whole = [each.trial.name for each in (row, first) if each is not None], self.groups(row, first)
         if len(whole) == 1:  # fine-tuning seeds of one model are drawn as independent runs
             whole = [[seeds] for seeds in whole[0]]
         if not whole:
@@ -161,7 +165,8 @@ class Comparison:
     def _cells(
         self, row: Row, interval: Interval | None, difference: Interval | None
     ) -> tuple[str | int | float | None, ...]:
-        values, results = list(row.values(self.metric.name).values()), list(row.results.values())
+        by_seeds, results = row.values(self.metric.name), list(row.results.values())
+        values = [by_seeds[seeds] for group in self.measured.groups(row) for seeds in group]
         return (
             self._text(statistics.fmean(values)) if values else None,
             self._text(statistics.stdev(values)) if len(values) > 1 else None,
@@ -192,7 +197,13 @@ class Comparison:
         yield from dict.fromkeys(each.caution() for each in found if each.caution() and not has_one)
         if has_one:
             yield "one seed has no interval: another seed may turn a difference round (--seeds)"
+        groups = {row.trial.name: self.measured.groups(row) for row in self.rows}
+        if one := [name for name, each in groups.items() if len(each) == 1 and len(each[0]) > 1]:
+            yield f"one model: intervals are over fine-tuning seeds only ({', '.join(one)})"
         for row in self.rows:
+            if left_out := len(row.values(self.metric.name)) - sum(map(len, groups[row.trial.name])):
+                runs = counted(left_out, "run")
+                yield f"{row.trial.name}: {runs} left out, of pre-training seeds that lack other runs"
             for reason in dict.fromkeys(row.failures):
                 how_many = (
                     "impossible" if row.trial.impossible else counted(row.failures.count(reason), "run")

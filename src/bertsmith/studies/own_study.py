@@ -18,13 +18,27 @@ from bertsmith.recipe.toml_text import value_text
 from bertsmith.recipe.validation_errors import user_error
 from bertsmith.studies.cells import Failure, Model, Stage
 from bertsmith.studies.comparison import comparison
-from bertsmith.studies.stages import MODEL, TEACHER, finetuning_stage, known_model, pretraining_stage
+from bertsmith.studies.stages import (
+    MODEL,
+    Device,
+    finetuning_stage,
+    known_model,
+    pretraining_stage,
+    teacher_inputs,
+)
 from bertsmith.studies.study import Row, Seeds, Trial
 from bertsmith.tasks.catalogue import OWN, task_named
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.task_recipe import finetuning_recipe
 
 Values = dict[str, Any]
+GIVEN_ELSEWHERE = {
+    "run.seed": "give seeds and finetuning_seeds at the top of the file",
+    "start.model": "give it as model of the stage",
+    "distill.teacher": "give it as teachers of the stage",
+    "distill.teachers": "give it as teachers of the stage",
+}
+"""Remedies for the keys of recipes that a study sets by itself."""
 
 
 class StageTable(Section):
@@ -53,6 +67,8 @@ class StageTable(Section):
         if pretrains == finetunes or bool(self.recipe) == bool(self.task):
             what = "a stage has either recipe and store, or task, data and model"
             raise RuleError(what, keys=("recipe", "store", "task", "data", "model"), remedy="see the example")
+        if pretrains and len(self.teachers) > 1:
+            raise RuleError("pre-training has one teacher", keys=("teachers",), remedy="leave the others out")
         return self
 
 
@@ -93,22 +109,31 @@ class StudyFile(Section):
         return self
 
 
-def read_study(file: Path, *, seeds: int | None = None) -> "OwnStudy":
-    """Read a study; raise if the file is invalid."""
+def read_study(file: Path, *, device: Device, seeds: int | None = None) -> "OwnStudy":
+    """Read a study whose runs take a device where they say "auto"; raise if the file is invalid."""
     text = read_text(file, remedy="name a study in TOML (bertsmith study run --help has an example)")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"is not valid TOML ({error})", where=str(file), remedy="correct it there") from error
-    try:
-        found = StudyFile.model_validate(values if seeds is None else {**values, "seeds": seeds})
-    except ValidationError as error:
-        raise user_error(error, values, {}, StudyFile) from error
-    for key in (key for each in (*found.trials.values(), found.grid) for key in leaves(each)):
-        if key.partition(".")[0] not in found.stages:
+    found = _validated(values if seeds is None else {**values, "seeds": seeds})
+    sets = {name: table.set for name, table in found.stages.items()}
+    for key in (key for each in (*found.trials.values(), found.grid, sets) for key in leaves(each)):
+        stage, _, changed = key.partition(".")
+        if stage not in found.stages or not changed:
             what = f"{key!r} names none of the stages ({', '.join(found.stages)})"
             raise UserError(what, where=str(file), remedy="write STAGE.KEY, such as model.optim.peak_lr")
-    return OwnStudy(file.stem, found)
+        if changed in GIVEN_ELSEWHERE:
+            what = f"a study does not set {key} directly"
+            raise UserError(what, where=str(file), remedy=GIVEN_ELSEWHERE[changed])
+    return OwnStudy(file.stem, found, device)
+
+
+def _validated(values: Values) -> StudyFile:
+    try:
+        return StudyFile.model_validate(values)
+    except ValidationError as error:
+        raise user_error(error, values, {}, StudyFile) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +142,8 @@ class OwnStudy:
 
     name: str
     file: StudyFile
+    device: Device
+    """Device of the runs that say "auto"."""
 
     def trials(self) -> list[Trial]:
         """Return each trial with each point of the grid, for each last stage; bad recipes are trials, too."""
@@ -127,7 +154,8 @@ class OwnStudy:
             for name, changed in self._variants():
                 table = measured if len(last) > 1 else ""
                 try:
-                    stages = {seeds: self._stage(measured, changed, seeds) for seeds in self._seeds(measured)}
+                    tables = self._tables(changed)
+                    stages = {seeds: self._stage(measured, tables, seeds) for seeds in self._seeds(measured)}
                 except UserError as error:
                     impossible = Failure(error.line(), where=error.where, repeats=True)
                     found.append(Trial(name, {}, table, impossible))
@@ -164,34 +192,42 @@ class OwnStudy:
         for before in {table.model, *table.teachers} & self.file.stages.keys():
             yield from self._chain(before)
 
-    def _stage(self, name: str, changed: Values, seeds: Seeds) -> Stage:
-        """Return a stage with the changes of a trial and the seeds of a run."""
-        table = self.file.stages[name]
-        own = {key.partition(".")[2]: value for key, value in changed.items() if key.startswith(f"{name}.")}
-        fields_of_table = {key: own.pop(key) for key in list(own) if key in StageTable.model_fields}
-        table = table.model_copy(update=fields_of_table)
-        settings = {**leaves(table.set), **own}
+    def _tables(self, changed: Values) -> Mapping[str, StageTable]:
+        """Return the stages with the changes of a trial; raise if they are no valid study any more."""
+        stages: dict[str, Values] = {name: table.model_dump() for name, table in self.file.stages.items()}
+        for table in stages.values():
+            table["set"] = leaves(table["set"])
+        for key, value in changed.items():
+            stage, _, own = key.partition(".")
+            place = stages[stage] if own in StageTable.model_fields else stages[stage]["set"]
+            place[own] = value
+        return _validated({"question": self.file.question, "stages": stages}).stages
+
+    def _stage(self, name: str, tables: Mapping[str, StageTable], seeds: Seeds) -> Stage:
+        """Return a stage with the seeds of a run."""
+        table = tables[name]
 
         def known(given: str) -> Stage | Model:
-            return self._stage(given, changed, seeds) if given in self.file.stages else known_model(given)
+            return self._stage(given, tables, seeds) if given in tables else known_model(given)
 
-        teachers = {
-            f"{TEACHER}-{number}" if number else TEACHER: known(given)
-            for number, given in enumerate(table.teachers)
-        }
-        inputs = {**({MODEL: known(table.model)} if table.model else {}), **teachers}
+        settings, teachers = leaves(table.set), table.teachers
+        inputs = teacher_inputs([known(each) for each in teachers])
+        if table.model:
+            inputs = {MODEL: known(table.model), **inputs}
         if table.recipe:
             # The inputs stand for these keys; the recipe only has to say that there are some.
             settings |= {"start.model": table.model} if table.model else {}
-            settings |= {"distill.teacher": table.teachers[0]} if table.teachers else {}
+            settings |= {"distill.teacher": teachers[0]} if teachers else {}
             options = _lines({"run.seed": seeds.pretraining, **settings}, name)
             recipe = load_recipe(table.recipe, options=options)
-            return pretraining_stage(recipe, Path(table.store).expanduser(), inputs)
-        settings |= {"distill.teachers": list(table.teachers)} if table.teachers else {}
+            return pretraining_stage(
+                recipe, Path(table.store).expanduser(), device=self.device, inputs=inputs
+            )
+        settings |= {"distill.teachers": list(teachers)} if teachers else {}
         task = custom_task(_spec(table.columns, name)) if table.task == OWN else task_named(table.task)
         options = _lines({"run.seed": seeds.finetuning, **settings}, name)
         tuned = finetuning_recipe(task, options=options)
-        return finetuning_stage(tuned, task, Path(table.data).expanduser(), inputs)
+        return finetuning_stage(tuned, task, Path(table.data).expanduser(), device=self.device, inputs=inputs)
 
 
 def _lines(settings: Mapping[str, Any], stage: str) -> list[tuple[str, str]]:

@@ -18,12 +18,10 @@ from typing import Any, Literal
 
 from bertsmith.core.errors import Diverged, DoesNotFit, UserError
 from bertsmith.core.files import locked
-from bertsmith.recipe.load import leaves
 from bertsmith.studies.cells import (
     FAILURE,
     LOCK,
     LOG,
-    RESULT,
     RUN,
     Cells,
     Failure,
@@ -40,13 +38,15 @@ MAX_ENDS = 5
 """Times that a cell's process may end without a result or a failure before the study goes on without it."""
 HEADROOM = 1.2
 """Factor of a cell's measured peak of memory that must be free for another cell of its shape."""
+OF_THE_MACHINE = ("run.device",)
+"""Keys that are part of a cell, but about which errors depend on the machine and its state."""
 WAIT_SECONDS, GRACE_SECONDS = 0.5, 60.0
 """Seconds between two looks for a wish to stop, and for cells to save before they are killed."""
 State = Literal["waiting", "running", "done", "failed"]
 
 
 class Stopped(Exception):
-    """The study was asked to stop; all cells have saved their state."""
+    """The study was asked to stop, and no cell runs any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ class CellProcess:
     device: str
     alone: bool
     """True if no other cell may begin beside it."""
+    log_start: int
+    """Bytes that its log had before it began."""
     fraction: float = 0.0
     talks: bool = True
     """False once its process has closed the pipe."""
@@ -102,12 +104,12 @@ class Scheduler:
     def __post_init__(self) -> None:
         for key, stage in self.stages.items():
             outcome = self.cells.outcome(stage)
-            if outcome.result is not None or (outcome.failure is not None and outcome.failure.repeats):
+            if outcome.is_final:
                 self.outcomes[key] = outcome
         self.ranks = _ranks(self.stages)
 
     def run(self) -> None:
-        """Make all cells that can be made; raise Stopped once all have saved if asked to stop."""
+        """Make all cells that can be made; if asked to stop, raise Stopped once all have ended."""
         with StopRequested(self.callback.on_signal) as stop:
             try:
                 while self.waiting or self.running:
@@ -169,7 +171,7 @@ class Scheduler:
     def _begin(self, stage: Stage, device: str) -> None:
         # On a GPU, the first cell of a shape tells how much memory the others need.
         measures = bool(device) and self.places.together > 1 and stage.shape not in self._peaks()
-        alone = measures or stage.key in self.must_be_alone or self.places.together == 1
+        has_all = stage.key in self.must_be_alone or self.places.together == 1
         threads = self.cells.begin(stage, threads=self.places.threads)
         context = get_context("spawn")
         pipe, theirs = context.Pipe(duplex=False)
@@ -177,12 +179,14 @@ class Scheduler:
             name: self.cells.folder(each) / RUN if isinstance(each, Stage) else each.folder
             for name, each in stage.inputs.items()
         }
-        arguments = (stage, self.cells, inputs, theirs, alone)
+        log = self.cells.folder(stage) / LOG
+        log.touch()  # a process that dies early does not
+        arguments = (stage, self.cells, inputs, theirs, has_all)
         process = context.Process(target=run_cell, args=arguments, name=stage.name)
         settings = {
             "OMP_NUM_THREADS": str(threads),
             "CUDA_VISIBLE_DEVICES": device,
-            MEMORY_SHARE: repr(1 / self.places.together),
+            MEMORY_SHARE: repr(1.0 if has_all else 1 / self.places.together),
         }
         resource_tracker.ensure_running()  # its start would unblock the signals
         # Ctrl-C reaches the whole group of processes: cells leave it to the study, which asks them to stop.
@@ -193,7 +197,8 @@ class Scheduler:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
-        self.running[stage.key] = CellProcess(stage, process, pipe, device, alone)
+        alone, log_start = measures or has_all, log.stat().st_size
+        self.running[stage.key] = CellProcess(stage, process, pipe, device, alone, log_start)
         self._tell(stage, "begins")
 
     # ---- ending
@@ -231,12 +236,17 @@ class Scheduler:
                 how = f"its process was ended {MAX_ENDS} times by a signal"
                 self._ended(Outcome(stage, failure=Failure(how, where=stage.name)))
         else:
-            log = self.cells.folder(stage) / LOG
-            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
-            last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
-            self._ended(
-                Outcome(stage, failure=Failure(f"its process failed: {last.strip()}", where=stage.name))
-            )
+            how = f"its process failed: {self._last_line(cell)}"
+            self._ended(Outcome(stage, failure=Failure(how, where=stage.name)))
+
+    def _last_line(self, cell: CellProcess) -> str:
+        """Return the last line that the process of a cell wrote into its log."""
+        try:
+            said = (self.cells.folder(cell.stage) / LOG).read_bytes()[cell.log_start :]
+        except FileNotFoundError:
+            said = b""
+        lines = said.decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
 
     def _ended(self, outcome: Outcome) -> None:
         self.outcomes[outcome.stage.key] = outcome
@@ -246,7 +256,7 @@ class Scheduler:
             self._tell(outcome.stage, f"failed: {outcome.failure.reason}")
 
     def _end_all(self) -> None:
-        """Ask all running cells to stop, and wait until they have saved."""
+        """Ask all running cells to stop, and end those that have not saved in time."""
         for cell in self.running.values():
             cell.process.terminate()
         for cell in list(self.running.values()):
@@ -307,9 +317,12 @@ def run_cell(
     cells: Cells,
     inputs: Mapping[str, Path],
     pipe: "connection.Connection[Any, Any]",
-    alone: bool,
+    has_all: bool,
 ) -> None:
-    """Do the work of one cell in this process, and write down its result or failure."""
+    """Do the work of one cell in this process, and write down its result or failure.
+
+    A cell that does not fit has failed only if it has all of the memory.
+    """
     threading.Thread(target=_stop_with_the_parent, daemon=True).start()
     folder = cells.folder(stage)
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -317,16 +330,17 @@ def run_cell(
     os.dup2(log, 2)
     # A process that has outlived its study, or serves another one, may hold the lock.
     with locked(folder / LOCK):
-        if (folder / RESULT).is_file():
+        if cells.outcome(stage).is_final:
             return
         (folder / FAILURE).unlink(missing_ok=True)
         try:
             result = stage.kind.run(Work(stage, folder / RUN, inputs, _CellProgress(pipe)))
         except UserError as error:
-            if isinstance(error, DoesNotFit) and not alone:
+            if isinstance(error, DoesNotFit) and not has_all:
                 sys.exit(TOO_LARGE)
-            of_recipe = error.where in leaves(stage.recipe.model_dump())
-            repeats = of_recipe or isinstance(error, Diverged | DoesNotFit)
+            # A key that is no part of the cell may have another value next time, and a GPU more memory.
+            of_cell = error.where in stage.facts["recipe"] and error.where not in OF_THE_MACHINE
+            repeats = isinstance(error, Diverged) or (of_cell and not isinstance(error, DoesNotFit))
             cells.end(stage, Failure(error.line(), where=stage.name, repeats=repeats))
             return
         if result is None:

@@ -1,7 +1,7 @@
 """The two kinds of stages that train: the one place where cells call pre-training and fine-tuning."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from bertsmith.core.errors import DoesNotFit
+from bertsmith.core.errors import DoesNotFit, UserError
 from bertsmith.core.files import read_json, sha256_of
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.finetuning.assignment import Assignment, hashes_of, hashes_of_files
@@ -44,23 +44,40 @@ MODEL, TEACHER = "model", "teacher"
 """Names of the inputs of a stage; further teachers are teacher-1, teacher-2 ..."""
 
 
+Device = Literal["cuda", "cpu"]
+"""The device that "auto" stands for."""
+
+
 def pretraining_stage(
-    recipe: Recipe, store: Path, inputs: Mapping[str, Stage | Model] | None = None
+    recipe: Recipe, store: Path, *, device: Device, inputs: Mapping[str, Stage | Model] | None = None
 ) -> Stage:
-    """Return the stage of a pre-training run."""
+    """Return the stage of a pre-training run; a model or teacher of the recipe becomes an input, too."""
+    start, teacher = recipe.start.model, recipe.distill.teacher
+    named = {MODEL: known_model(start)} if start != "scratch" and MODEL not in (inputs or {}) else {}
+    if teacher != "none" and TEACHER not in (inputs or {}):
+        named[TEACHER] = known_model(teacher)
     known = _stored(store.resolve())
     content = dict(known.content)
     if recipe.start.add_words != "none":
         content["words"] = sha256_of(Path(recipe.start.add_words).expanduser())
-    return Stage(PRETRAIN, answered(recipe), replace(known, content=content), inputs or {})
+    known = replace(known, content=content)
+    return Stage(PRETRAIN, answered(recipe, device=device), known, {**(inputs or {}), **named})
 
 
 def finetuning_stage(
-    recipe: FinetuningRecipe, task: Task, data: Path, inputs: Mapping[str, Stage | Model]
+    recipe: FinetuningRecipe, task: Task, data: Path, *, device: Device, inputs: Mapping[str, Stage | Model]
 ) -> Stage:
-    """Return the stage of a fine-tuning run; its inputs have the model, and teachers if there are any."""
+    """Return the stage of a fine-tuning run from a model; teachers of the recipe become inputs, too."""
     known = _examples(task.name, tuple(sorted(task.custom.items())), data.resolve())
-    return Stage(FINETUNE, answered(recipe), known, inputs, dict(task.custom))
+    named = (
+        {} if TEACHER in inputs else teacher_inputs([known_model(each) for each in recipe.distill.teachers])
+    )
+    return Stage(FINETUNE, answered(recipe, device=device), known, {**inputs, **named}, dict(task.custom))
+
+
+def teacher_inputs(teachers: Sequence[Stage | Model]) -> dict[str, Stage | Model]:
+    """Return teachers by the names that they have among the inputs of a stage."""
+    return {f"{TEACHER}-{number}" if number else TEACHER: each for number, each in enumerate(teachers)}
 
 
 @cache
@@ -83,11 +100,17 @@ def known_model(name: str) -> Model:
     return Model(folder.resolve(), hashes_of_files(transformer_folder(folder)))
 
 
-def answered(recipe: Section) -> Section:
-    """Return the recipe with an answer for each "auto" that depends on the machine and decides the result."""
+def answered(recipe: Section, *, device: Device) -> Section:
+    """Return the recipe with an answer for each "auto" that depends on the machine and decides the result.
+
+    The device is that of the cells, not of this process, which may see other ones.
+    """
     run = cast(Any, recipe).run
-    on_gpu = run.device == "cuda" or (run.device == "auto" and torch.cuda.is_available())
-    device: Literal["cuda", "cpu"] = "cuda" if on_gpu else "cpu"
+    if run.device == "cuda" and device == "cpu":
+        what, remedy = "cuda, and the study has no GPU", "set it to auto or cpu, or give --devices"
+        raise UserError(what, where="run.device", remedy=remedy)
+    device = device if run.device == "auto" else run.device
+    on_gpu = device == "cuda"
     answers: dict[str, str] = {
         "device": device,
         "precision": choose_precision(run.precision, torch.device(device)),

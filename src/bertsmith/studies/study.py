@@ -107,10 +107,14 @@ def run_study(study: Study, out: Path, cells: Cells, places: Places, callback: P
 
 
 def rows_of(trials: Sequence[Trial], outcomes: Mapping[str, Outcome]) -> list[Row]:
-    """Return a row for each trial."""
-    return [
-        Row(trial, {seeds: outcomes[stage.key] for seeds, stage in trial.stages.items()}) for trial in trials
-    ]
+    """Return a row for each trial; several seeds of one stage, which does not depend on them, are one run."""
+    rows = []
+    for trial in trials:
+        first: dict[str, Seeds] = {}
+        for seeds, stage in trial.stages.items():
+            first.setdefault(stage.key, seeds)
+        rows.append(Row(trial, {seeds: outcomes[key] for key, seeds in first.items()}))
+    return rows
 
 
 def _check(trials: Sequence[Trial], stages: Iterable[Stage], places: Places) -> None:

@@ -16,12 +16,12 @@ from bertsmith.model.network import Network, new_network, set_direction, set_poo
 from bertsmith.model.quantised_weights import quantised_table
 from bertsmith.packed import pack
 from tests.lively_networks import lively_network
-from tests.tiny import tiny_encoder_config
+from tests.tiny import TRANSFORMERS, tiny_encoder_config
 
 TEXTS = [[5, 17, 3, 80, 9], [44, 2, 61], [7, 8] * 20]
 SEGMENTS = [[0, 0, 1, 1, 1], [0, 1, 1], [0] * 30 + [1] * 10]
 OUTPUTS = {"classify": 3, "tag": 5, "span": 2, "nsp": 2, "sop": 2, "replaced": 1, "choice": 1}
-WITH_HEADS = [(name, head) for name, each in ARCHITECTURES.items() for head in each.heads]
+WITH_HEADS = [(name, head) for name in TRANSFORMERS for head in ARCHITECTURES[name].heads]
 
 
 def of_head(model_type: str, head: str) -> dict[str, int]:
@@ -100,7 +100,7 @@ def test_every_member_and_head_gives_what_the_packed_network_gives(model_type, h
     assert ("last_hidden_state" in given) == (head == "pooler")
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", TRANSFORMERS)
 def test_half_precision_is_near_and_speaks_single(model_type):
     network = lively_network(model_type, {})
     given = found(session(network, "fp16"))["last_hidden_state"]
@@ -109,7 +109,7 @@ def test_half_precision_is_near_and_speaks_single(model_type):
     assert given.dtype == np.float32 and np.abs(real_rows(given) - states).max() < 0.05
 
 
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("model_type", TRANSFORMERS)
 def test_eight_bits_are_those_of_the_quantised_network(model_type):
     network = lively_network(model_type, {"mlm": 0})
     weights = calibrated(network, [packed(network)])

@@ -152,8 +152,8 @@ def test_what_a_model_can_do_instead_is_reported_in_words(folders):
     body = {"question": "who?", "passage": "me", "model": "toy"}
     told = error_of(post(application_of({"toy": folders["toy"]}), "/answer", body))
     assert told == (
-        "the model toy cannot answer questions; it can predict words, say whether one sentence follows another, "
-        "embed texts, show its inside"
+        "the model toy cannot answer questions; it can predict words, say whether one sentence follows "
+        "another, embed texts, show its inside"
     )
 
 

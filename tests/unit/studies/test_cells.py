@@ -10,7 +10,7 @@ from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.recipe.load import leaves, load_recipe
 from bertsmith.studies import cells
-from bertsmith.studies.cells import COMPUTES, Cells, Data, Failure, Stage, distinct
+from bertsmith.studies.cells import COMPUTES, Cells, Data, Failure, Model, Stage, distinct
 from bertsmith.studies.stages import PRETRAIN, answered
 from bertsmith.tasks.kinds.registry import KINDS
 from bertsmith.training.optimizers import OPTIMIZERS
@@ -32,7 +32,7 @@ RAISE = "raise COMPUTES of it and run tests/unit/studies/tiny_losses.py, or take
 
 def pretraining(*settings: str, data: str = "0") -> Stage:
     recipe = load_recipe("bert-tiny", ["run.device=cpu", *settings])
-    return Stage(PRETRAIN, answered(recipe), Data(Path("store"), {"store": data}))
+    return Stage(PRETRAIN, answered(recipe, device="cpu"), Data(Path("store"), {"store": data}))
 
 
 def check_same_losses(found: Losses, group: str) -> None:
@@ -113,7 +113,7 @@ def test_data_inputs_and_the_version_of_the_code_are_in_the_key(monkeypatch):
 
 
 def test_every_answer_that_decides_is_given_before_the_first_step():
-    run = leaves(answered(load_recipe("bert-tiny", ["run.device=cpu"])).model_dump())
+    run = leaves(answered(load_recipe("bert-tiny", []), device="cpu").model_dump())
     keys = ("device", "precision", "compile", "deterministic")
     assert [run[f"run.{key}"] for key in keys] == ["cpu", "fp32", "off", "on"]
 
@@ -122,6 +122,13 @@ def test_stages_of_equal_memory_have_one_shape():
     assert pretraining("run.seed=1", "optim.peak_lr=1").shape == pretraining(data="1").shape
     assert pretraining("model.layers=1").shape != pretraining().shape
     assert pretraining("optim.algorithm=lamb").shape != pretraining().shape
+
+
+def test_stages_from_models_of_other_sizes_have_other_shapes():
+    models = [pretraining(), pretraining("run.seed=1"), pretraining("model.layers=1")]
+    models += [Model(Path("m"), {"config.json": size, "weights": "0"}) for size in ("small", "large")]
+    first, same, *others = [replace(stage(), inputs={"model": each}).shape for each in models]
+    assert same == first and len({first, *others}) == 4
 
 
 def test_equal_work_is_listed_once_with_inputs_first():

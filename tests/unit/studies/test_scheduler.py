@@ -6,14 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bertsmith.core.files import locked, read_json
-from bertsmith.studies.cells import LOCK, LOG, Cells, Stage, distinct
-from bertsmith.studies.scheduler import Places, Scheduler, Stopped
-from tests.unit.studies.toy_stage import Heard, stage
+from bertsmith.core.files import locked
+from bertsmith.studies.cells import LOCK, LOG, RUN, Cells, Data, Failure, Stage, distinct
+from bertsmith.studies.scheduler import STOPPED, CellProcess, Places, Scheduler, Stopped
+from tests.unit.studies.toy_stage import STEPS, Heard, stage
 from tests.unit.studies.toy_study import run_toy_study
 
 ROOT = Path(__file__).parents[3]
@@ -28,8 +29,9 @@ def made(place: Path, *stages: Stage, **places: object) -> tuple[Scheduler, Hear
 
 
 def contents(place: Path) -> dict[str, bytes]:
-    """All files of cells, but for locks, logs and what says who worked beside them."""
-    files = (each for each in (place / "cells").rglob("*") if each.is_file() and each.name not in (LOCK, LOG))
+    """All files of cells, but for locks, logs and steps that were taken again after a kill."""
+    left_out = (LOCK, LOG, STEPS)
+    files = (each for each in (place / "cells").rglob("*") if each.is_file() and each.name not in left_out)
     return {str(each.relative_to(place)): each.read_bytes() for each in files}
 
 
@@ -46,14 +48,15 @@ def test_inputs_come_first_then_the_longest_and_each_has_its_own_settings(tmp_pa
 
 def test_failures_end_neither_the_study_nor_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr("bertsmith.studies.scheduler.MAX_ENDS", 2)
-    kinds = ("diverges", "bad", "busy", "crashes", "is killed", "is always killed")
+    kinds = ("diverges", "bad", "busy", "name", "device", "crashes", "is killed", "is always killed")
     stages = {kind: stage(end=kind) for kind in kinds}
     stages["behind"] = stage(before=stages["diverges"])
     scheduler, heard = made(tmp_path, *stages.values(), together=3)
     failures = {kind: scheduler.outcomes[each.key].failure for kind, each in stages.items()}
     assert {kind: each and each.repeats for kind, each in failures.items()} == {
         **{"diverges": True, "bad": True, "behind": True},
-        **{"busy": False, "crashes": False, "is killed": None, "is always killed": False},
+        **{"busy": False, "name": False, "device": False, "crashes": False},
+        **{"is killed": None, "is always killed": False},
     }
     assert scheduler.outcomes[stages["is killed"].key].result is not None
     assert failures["is always killed"].reason == "its process was ended 2 times by a signal"
@@ -75,7 +78,39 @@ def test_what_does_not_fit_beside_others_is_tried_once_more_alone(tmp_path):
     assert heard.messages[at + 1].startswith(f"{tight.name} is done")
     alone = stage(end="tight", seed=5)
     failure = made(tmp_path, alone)[0].outcomes[alone.key].failure
-    assert failure is not None and failure.repeats
+    assert failure is not None and not failure.repeats  # another GPU may have more memory
+
+
+def test_a_cell_that_does_not_fit_into_its_share_then_has_all_of_the_memory(tmp_path):
+    wide = stage(end="wide")
+    result = made(tmp_path, wide, devices=("0",), together=2)[0].outcomes[wide.key].result
+    assert result is not None and result.made_with["BERTSMITH_MEMORY_SHARE"] == "1.0"
+
+
+class EndsItsReader:
+    """A path at which the process that reads it ends."""
+
+    def __reduce__(self):
+        return os._exit, (3,)
+
+
+def test_a_process_that_ends_before_its_log_is_opened_is_a_failure_without_older_lines(tmp_path):
+    cell = replace(stage(), data=Data(EndsItsReader(), {"text": "0"}))
+    for _ in range(2):
+        failure = made(tmp_path, cell)[0].outcomes[cell.key].failure
+        assert failure is not None and failure.reason == "its process failed: it said nothing"
+        (Cells(tmp_path).folder(cell) / LOG).write_text("ValueError: of an earlier start\n")
+
+
+def test_a_failure_that_repeats_is_taken_over_from_another_study(tmp_path):
+    cell, known = stage(), Cells(tmp_path)
+    scheduler = Scheduler(known, Places(), distinct([cell]), Heard(), lambda _: None)
+    with locked(known.folder(cell) / LOCK):
+        scheduler._begin(cell, "")
+        known.end(cell, Failure("diverged there", cell.name, repeats=True))
+    while scheduler.running:
+        scheduler._wait()
+    assert scheduler.outcomes[cell.key].failure == Failure("diverged there", cell.name, repeats=True)
 
 
 def test_the_first_cell_of_a_shape_tells_how_many_fit_on_a_gpu(tmp_path):
@@ -97,6 +132,11 @@ def test_a_lock_that_an_orphan_holds_is_waited_for(tmp_path):
     while scheduler.running:
         scheduler._wait()
     assert scheduler.state_of(cell) == "done"
+
+
+def steps_of(cell: Path) -> list[int]:
+    """The steps that a cell took, in order."""
+    return list(map(int, (cell / RUN / STEPS).read_text().split()))
 
 
 def study_process(place: Path) -> subprocess.Popen[bytes]:
@@ -126,8 +166,10 @@ def test_a_study_killed_at_any_moment_ends_with_the_cells_of_one_that_was_not(tm
         assert process.wait() in (-signal.SIGKILL, 130, 0)
     run_toy_study(other)
     assert contents(other) == contents(tmp_path / "one")
-    steps = [read_json(each, remedy="")["step"] for each in other.glob("cells/*/run/state.json")]
-    assert sorted(steps) == [2, 8, 8, 8, 8]
+    taken = [steps_of(each.parent) for each in other.glob("cells/*/run")]
+    assert sorted(len(set(steps)) for steps in taken) == [2, 8, 8, 8, 8]
+    # Only the kill of all processes can have come between a step and its state, once for each of two cells.
+    assert sum(len(steps) - len(set(steps)) for steps in taken) <= 2
     # A second call begins nothing.
     written = {each: each.stat().st_mtime_ns for each in (other / "cells").rglob("*")}
     assert run_toy_study(other).messages == []
@@ -135,11 +177,12 @@ def test_a_study_killed_at_any_moment_ends_with_the_cells_of_one_that_was_not(tm
 
 
 def test_a_wish_to_stop_lets_all_cells_save(tmp_path):
-    cells = [stage(seed=number, seconds=0.05, steps=400) for number in (0, 1)]
-    heard = Heard()
+    cells = [stage(seed=number, seconds=0.05, steps=100) for number in (0, 1)]
+    heard, asked = Heard(), dict[str, CellProcess]()
 
     def stop(scheduler: Scheduler) -> None:
         if len(scheduler.running) == 2 and all(each.fraction for each in scheduler.running.values()):
+            asked.update(scheduler.running)
             os.kill(os.getpid(), signal.SIGTERM)
 
     scheduler = Scheduler(Cells(tmp_path), Places(together=2), distinct(cells), heard, stop)
@@ -147,3 +190,8 @@ def test_a_wish_to_stop_lets_all_cells_save(tmp_path):
         scheduler.run()
     assert [scheduler.state_of(each) for each in cells] == ["waiting", "waiting"]
     assert scheduler.running == {}
+    assert [each.process.exitcode for each in asked.values()] == [STOPPED, STOPPED]
+    # They go on where they stopped, and take no step twice.
+    made(tmp_path, *(stage(seed=number, steps=100) for number in (0, 1)), together=2)
+    for each in cells:
+        assert steps_of(Cells(tmp_path).folder(each)) == list(range(100))

@@ -1,6 +1,7 @@
 """Studies: trials, rows, intervals, the report, a study of one's own and its command."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,14 +9,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from bertsmith.cli.study import _threads
 from bertsmith.cli.study import study as verb
 from bertsmith.core.errors import UserError
 from bertsmith.studies.cells import Cells, Failure, Outcome, Result, Stage, Work, distinct
 from bertsmith.studies.comparison import Measured, comparison
 from bertsmith.studies.own_study import OwnStudy, read_study
 from bertsmith.studies.scheduler import Places
-from bertsmith.studies.stages import HELD_OUT, finetuning_stage, pretraining_stage
-from bertsmith.studies.study import Row, Seeds, Trial, plan_of, run_study, seconds_left
+from bertsmith.studies.stages import HELD_OUT, finetuning_stage, known_model, pretraining_stage
+from bertsmith.studies.study import Row, Seeds, Trial, plan_of, rows_of, run_study, seconds_left
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.metrics import ACCURACY
 from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -58,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def own(place: Path, text: str = OWN, **options: int) -> OwnStudy:
     (place / "own.toml").write_text(text.format(place=place), encoding="utf-8")
-    return read_study(place / "own.toml", **options)
+    return read_study(place / "own.toml", device="cpu", **options)
 
 
 def row(name: str, values: dict[tuple[int, int], float], *reasons: str) -> Row:
@@ -113,6 +115,14 @@ def test_a_run_without_its_partners_is_left_out_of_the_interval():
     found = Measured.of([half], "score").interval(half)
     assert found is not None and found.value == pytest.approx(0.2)  # of the two runs of seed 0
     assert found.seeds == 2 and found.low < found.high  # drawn as independent runs
+
+
+def test_mean_and_interval_are_of_the_same_runs_and_the_others_are_told():
+    half = row("half", {(0, 0): 0.1, (0, 1): 0.3, (1, 0): 0.9})
+    text = comparison("toy", "Title", [half]).tables[0].text()
+    assert " 20.00 " in text and "43.33" not in text
+    assert "half: 1 run left out, of pre-training seeds that lack other runs" in text
+    assert "one model: intervals are over fine-tuning seeds only (half)" in text
 
 
 def judged(folder: Path, name: str, right: list[int], *, target: int = 1, **arrays: np.ndarray) -> Row:
@@ -206,11 +216,49 @@ def test_a_trial_can_begin_with_another_model_or_data(place):
         ),
         ('store = "{place}/store"', 'store = "s"\nmodel = "sst2"', "does not come before it"),
         ("seeds = 2\nf", "seed = 2\nf", "unknown key seed"),
+        ('"sst2.optim.peak_lr" = [1e-3', '"model.run.seed" = [7', "model.run.seed directly; give seeds"),
+        ('model.examples.pairs = "none"', '"model.start.model" = "a"', "model.start.model .* as model of"),
+        ('"run.epochs" = 0.2', '"distill.teachers" = ["a"]', "sst2.distill.teachers .* as teachers of"),
     ],
 )
 def test_an_invalid_file_is_told_in_a_line(place, before, after, what):
     with pytest.raises(UserError, match=what):
         own(place, OWN.replace(before, after, 1))
+
+
+@pytest.mark.parametrize(
+    ("changed", "what"),
+    [
+        ('"model.model" = "model"', "begins with model, which does not come before it"),
+        ('"model.recipe" = 3', "recipe = 3 is invalid; it should be text"),
+        ('"sst2.teachers" = "bertsmith-small"', "teachers = .* it should be a list"),
+    ],
+)
+def test_a_trial_that_breaks_a_stage_is_impossible(place, changed, what):
+    *_, broken = own(place, OWN.replace('"model.model.heads" = 3', changed)).trials()
+    assert broken.impossible is not None and re.search(what, broken.impossible.reason)
+
+
+def test_a_model_or_teacher_that_a_recipe_names_becomes_an_input(place):
+    task, inputs = task_named("sst2"), {"model": known_model("bertsmith-small")}
+    recipes = [finetuning_recipe(task, each) for each in ([], ['distill.teachers=["bertsmith-small"]'])]
+    plain, taught = (
+        finetuning_stage(each, task, place / "sst2", device="cpu", inputs=inputs) for each in recipes
+    )
+    assert taught.key != plain.key and "teacher" in taught.inputs
+    models = [tiny_recipe(), tiny_recipe("start.model=bertsmith-small")]
+    fresh, continued = (pretraining_stage(each, place / "store", device="cpu") for each in models)
+    assert continued.key != fresh.key and "model" in continued.inputs
+    with pytest.raises(UserError, match="/no/such/model"):
+        pretraining_stage(tiny_recipe("start.model=/no/such/model"), place / "store", device="cpu")
+
+
+def test_equal_runs_of_a_trial_count_once(place):
+    text = OWN.replace("[trials.impossible]\n", '[trials.fresh]\n"sst2.model" = "bertsmith-small"\n')
+    trials = own(place, text.replace('"model.model.heads" = 3\n', "").partition("[grid]")[0]).trials()
+    outcomes = {stage.key: Outcome(stage) for each in trials for stage in each.stages.values()}
+    rows = rows_of(trials, outcomes)
+    assert [len(each.outcomes) for each in rows] == [4, 4, 2]
 
 
 def test_a_study_without_a_possible_trial_or_with_timed_neighbours_does_not_begin(tmp_path, place):
@@ -229,6 +277,40 @@ def test_a_study_without_a_possible_trial_or_with_timed_neighbours_does_not_begi
     assert not (tmp_path / "out").exists()
 
 
+def test_the_command_takes_the_cpu_where_it_is_told_to_though_there_is_a_gpu(place, tmp_path, monkeypatch):
+    own(place, OWN.replace('device = "cpu", ', "").replace('"run.device" = "cpu", ', ""))
+    words = ["run", str(place / "own.toml"), "--out", str(place / "out"), "--dry-run", "--json"]
+    plain = CliRunner().invoke(verb, [*words, "--devices", "cpu"], catch_exceptions=False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    with_gpu = CliRunner().invoke(verb, [*words, "--devices", "cpu"], catch_exceptions=False)
+    assert json.loads(with_gpu.stdout)["cells"] == json.loads(plain.stdout)["cells"]
+
+
+@pytest.mark.parametrize("given", ["0,", "0,0", "0,cpu"])
+def test_an_odd_list_of_devices_is_told_in_a_line(place, given):
+    with pytest.raises(UserError, match="--devices: .* is no list of GPUs; write GPUs by number"):
+        CliRunner().invoke(
+            verb, ["run", str(place / "own.toml"), "--out", "o", "--devices", given], catch_exceptions=False
+        )
+
+
+@pytest.mark.parametrize(("given", "threads"), [("", 2), ("4,2", 4), ("3", 3), ("0", 2)])
+def test_threads_follow_from_the_environment_or_the_cores(monkeypatch, given, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", given)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert _threads(2) == threads
+
+
+def test_a_study_knows_its_folders_from_any_other(place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    study = own(place, OWN.partition("[trials.pairs]")[0])
+    for each in distinct(last for trial in study.trials() for last in trial.stages.values()).values():
+        Cells(tmp_path / "cells").end(each, Result({"dev": {"score": 0.5}}, "dev", SCORE, 4, 2.0))
+    words = ["run", str(place / "own.toml"), "--out", "lab", "--devices", "cpu"]
+    shown = CliRunner().invoke(verb, words, catch_exceptions=False)
+    assert f"report: {tmp_path}/lab/own.txt" in shown.stdout
+
+
 def test_a_dry_run_tells_what_would_be_done(place):
     own(place)
     words = ["run", str(place / "own.toml"), "--out", str(place / "out"), "--dry-run"]
@@ -240,10 +322,12 @@ def test_a_dry_run_tells_what_would_be_done(place):
 
 
 def test_stages_pretrain_and_finetune_from_each_other(place, tmp_path):
-    model = pretraining_stage(tiny_recipe("run.steps=2", "run.save_every_steps=1"), place / "store")
+    model = pretraining_stage(
+        tiny_recipe("run.steps=2", "run.save_every_steps=1"), place / "store", device="cpu"
+    )
     task = task_named("sst2")
     recipe = finetuning_recipe(task, ["run.device=cpu", "run.epochs=0.2", "text.longest=32"])
-    tuned = finetuning_stage(recipe, task, place / "sst2", {"model": model})
+    tuned = finetuning_stage(recipe, task, place / "sst2", device="cpu", inputs={"model": model})
     first = model.kind.run(Work(model, tmp_path / "model", {}, Listener()))
     second = tuned.kind.run(Work(tuned, tmp_path / "sst2", {"model": tmp_path / "model"}, Listener()))
     assert first is not None and second is not None

@@ -119,13 +119,14 @@ def keys_of_presets() -> dict[str, str]:
     """Keys of a stage of each preset and of each task, on the same made-up data."""
     data = Data(Path("data"), {"all": "0"})
     presets = {
-        name: Stage(PRETRAIN, answered(load_recipe(name, ["run.device=cpu"])), data)
+        name: Stage(PRETRAIN, answered(load_recipe(name, ["run.device=cpu"]), device="cpu"), data)
         for name in preset_names()
     }
     model = {"model": presets["bert-tiny"]}
     trained = (task for task in TASKS if "train" in task.splits)
     tuned = {
-        task.name: Stage(FINETUNE, answered(finetuning_recipe(task, ON_CPU)), data, model) for task in trained
+        task.name: Stage(FINETUNE, answered(finetuning_recipe(task, ON_CPU), device="cpu"), data, model)
+        for task in trained
     }
     return {name: stage.key for name, stage in (presets | tuned).items()}
 

@@ -14,18 +14,25 @@ from bertsmith.training.callbacks import StopRequested
 from bertsmith.training.memory_share import MEMORY_SHARE
 
 SCORE = Metric("score")
+STEPS = "steps.txt"
+"""File with a line for each step that was taken."""
 
 
 class RunOfWalk(Section):
     seed: int = 0
     name: str = ""
     steps: int = 8
+    device: str = "cpu"
 
 
 class Walk(Section):
     factor: float = 1.5
-    end: Literal["", "diverges", "crashes", "is killed", "is always killed", "bad", "busy", "tight"] = ""
-    """How the work ends; tight: there is too little memory at its first start."""
+    end: Literal[
+        *("", "diverges", "crashes", "is killed", "is always killed"),
+        *("bad", "busy", "tight", "wide", "name", "device"),
+    ] = ""
+    """How the work ends. Tight: with too little memory at its first start; wide: in a share of the memory;
+    name, device: with an error about that key."""
     peak: int = 0
     """Bytes that it takes, of 100."""
     seconds: float = 0.0
@@ -46,6 +53,8 @@ def walk(work: Work) -> Result | None:
             if state["step"] >= 2:  # by the state, so that a resume ends as it would have ended
                 end_early(recipe.end, first=first)
             time.sleep(recipe.seconds)
+            with (work.folder / STEPS).open("a") as steps:
+                steps.write(f"{state['step']}\n")
             value = (state["value"] * recipe.factor + 0.37 * recipe.run.seed + 0.11) % 1
             state = {"step": state["step"] + 1, "value": value}
             write_json(file, state)
@@ -60,6 +69,10 @@ def walk(work: Work) -> Result | None:
 def end_early(how: str, *, first: bool) -> None:
     if how == "diverges":
         raise Diverged("the walk left the world", remedy="take a smaller factor")
+    if how == "wide" and float(os.environ[MEMORY_SHARE]) < 1:
+        raise DoesNotFit("the road is too narrow to share")
+    if how in ("name", "device"):
+        raise UserError("does not suit this machine", where=f"run.{how}")
     if how == "bad":
         raise UserError("is too long a walk", where="run.steps")
     if how == "busy":
