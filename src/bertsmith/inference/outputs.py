@@ -113,7 +113,7 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 ABILITIES = {
-    "fill": "fill masks",
+    "fill": "predict words",
     "next": "say whether one sentence follows another",
     "classify": "classify texts",
     "score": "give texts a number",

@@ -348,7 +348,7 @@ def test_a_bar_is_as_long_as_the_share():
 # ---- mistakes
 
 
-WHAT_IT_CAN = "it can fill masks, say whether one sentence follows another, embed texts, show its inside"
+WHAT_IT_CAN = "it can predict words, say whether one sentence follows another, embed texts, show its inside"
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def test_a_command_without_a_model_takes_the_one_for_it_and_names_it(capsys, ins
 
 def test_a_command_for_which_there_is_none_says_how_to_get_one(capsys, installed):
     said = mistake(capsys, "choose", "the boy", "sits", "plays")
-    assert "this model cannot choose among texts; it can fill masks" in said
+    assert "this model cannot choose among texts; it can predict words" in said
     assert "bertsmith finetune swag" in said
     said = mistake(capsys, "tag", "the boy", "--model", installed / "bertsmith-small")
     assert "this model cannot tag words" in said and "leave --model out" in said

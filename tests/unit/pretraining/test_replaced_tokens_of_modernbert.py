@@ -54,7 +54,7 @@ def test_a_run_measures_pairs_beside_both_models(run):
 
 def test_who_asks_it_for_masked_words_is_sent_to_the_generator(run, capsys):
     line = mistake(capsys, "fill", "a [MASK]", "--model", run)
-    assert "cannot fill masks" in line
+    assert "cannot predict words" in line
     assert f"say --model {run / 'model' / 'generator'}, which made up the tokens" in line
 
 

@@ -46,7 +46,7 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
         ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: there is no such field; there are model, text"),
         ("/fill", {}, 422, "text: is missing; expected a string"),
         ("/fill", [], 422, "the body: expected a JSON object with text, got an empty list"),
-        ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot fill masks; it can "),
+        ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot predict words; it can "),
         ("/fill", {"text": "[MASK]", "model": "x\ny"}, 404, "there is no model 'x\\ny' here"),
         ("/fill", {"text": "[MASK]", "model": "x" * 5000}, 404, "x' here; GET /models lists those there are"),
         ("/classify", {"texts": []}, 422, "texts: expected a list of strings or lists of 2"),
@@ -152,8 +152,8 @@ def test_what_a_model_can_do_instead_is_reported_in_words(folders):
     body = {"question": "who?", "passage": "me", "model": "toy"}
     told = error_of(post(application_of({"toy": folders["toy"]}), "/answer", body))
     assert told == (
-        "the model toy cannot answer questions; it can fill masks, say whether one sentence follows another, "
-        "embed texts, show its inside"
+        "the model toy cannot answer questions; it can predict words, say whether one sentence follows "
+        "another, embed texts, show its inside"
     )
 
 
