@@ -118,6 +118,11 @@ def test_every_answer_that_decides_is_given_before_the_first_step():
     assert [run[f"run.{key}"] for key in keys] == ["cpu", "fp32", "off", "on"]
 
 
+def test_a_run_that_wants_a_gpu_which_the_study_has_not_is_told_before_it_begins():
+    with pytest.raises(UserError, match="run.device: cuda, and the study has no GPU"):
+        answered(load_recipe("bert-tiny", ["run.device=cuda"]), device="cpu")
+
+
 def test_stages_of_equal_memory_have_one_shape():
     assert pretraining("run.seed=1", "optim.peak_lr=1").shape == pretraining(data="1").shape
     assert pretraining("model.layers=1").shape != pretraining().shape
