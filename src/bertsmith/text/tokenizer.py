@@ -226,6 +226,10 @@ class Tokenizer:
         begins = self._either("bos_token", "cls_token", "eos_token")
         return self.id(begins), self.id(self._either("eos_token", "sep_token"))
 
+    def id_of_role(self, role: str) -> int | None:
+        """Return the id of the token with this role, such as cls_token; None if there is none."""
+        return self.id(self._roles[role]) if role in self._roles else None
+
     def _either(self, *roles: str) -> str:
         """Return the token of the first of these roles that has one."""
         return self._role(next((role for role in roles if role in self._roles), roles[0]))
