@@ -102,10 +102,10 @@ def test_its_card_says_that_it_generates_text_and_how(run):
 
 
 def test_its_surface_is_measured_without_special_tokens_and_gradients(run, tmp_path, capsys):
-    (tmp_path / "texts.txt").write_text("the smith heats the iron .\nthe rider buys the horseshoe .\n")
+    (tmp_path / "texts.txt").write_text("the smith heats the iron .\nthe rider buys\tthe horseshoe .\n")
     words = ("--model", run, "--input", tmp_path / "texts.txt", "--out", tmp_path / "look", "--json")
     found = json.loads(command(capsys, "look", "surface", *words).out)["surface"]["measures"]
-    assert found.keys() == {"previous", "next", "itself", "punctuation", "entropy"}
+    assert found.keys() == {"previous", "next", "itself", "punctuation", "A to B", "B to A", "entropy"}
     assert not np.any(found["next"]) and np.all(np.array(found["previous"]) > 0)
 
 
@@ -134,6 +134,18 @@ def test_it_has_no_mask_to_fill_and_says_what_to_do(run, capsys):
 def test_what_it_cannot_learn_is_one_line(settings, told):
     with pytest.raises(UserError, match=told):
         load_recipe("bert-tiny", [*RUN, *settings])
+
+
+MASKED = "has no mask_token; set examples.objective to left-to-right, or take a vocabulary with a mask"
+BESIDE = "distill.teacher: .* is read beside words; take models that were trained with masks"
+
+
+@pytest.mark.parametrize(("objective", "told"), [("masked", MASKED), ("distilled", BESIDE)])
+def test_objectives_with_masks_are_refused_with_a_remedy_that_works(objective, told, store, run, tmp_path):
+    teacher = (f"distill.teacher={run / 'model'}",) if objective == "distilled" else ()
+    asked = (f"examples.objective={objective}", "examples.pairs=full-sentences", *teacher)
+    with without_pictures(), pytest.raises(UserError, match=told):
+        run_tiny(store, tmp_path / "run", *asked)
 
 
 def test_a_tuned_one_classifies_by_the_row_that_sees_all_of_a_text(tuned):
