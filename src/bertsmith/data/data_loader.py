@@ -147,6 +147,9 @@ class PretrainingDataset(Dataset[StepBatches]):
     def _vocabulary(self) -> "_Vocabulary":
         tokenizer, is_masked = self.opened_store.tokenizer(), self.recipe.examples.masks_tokens
         masked = None
+        if is_masked and not tokenizer.has_mask:
+            remedy = "set examples.objective to left-to-right, or take a vocabulary with a mask"
+            raise UserError("this tokenizer has no mask_token", where=tokenizer.spec.where, remedy=remedy)
         if is_masked:
             masked = read_vocabulary(tokenizer, self.recipe.masking, self.opened_store.token_counts)
         return _Vocabulary(read_templates(tokenizer), tokenizer.pad_id, masked)

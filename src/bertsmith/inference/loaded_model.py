@@ -141,7 +141,7 @@ def check_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
         raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
     if rows - entries > MAX_SPARE_ROWS:
         log.warning("%s: %d of the model's %d embedding rows have no token", where, rows - entries, rows)
-    segments = 1 + max([0, *tokenizer.encode("a").segments, *tokenizer.encode_pair("a", "a").segments])
+    segments = 1 + max([0, *tokenizer.encode("a").segments, *tokenizer.closed.encode("a", "a").type_ids])
     if segments > model.network.config.segments > 1:
         what = f"the tokenizer numbers {segments} segments but the model has {model.network.config.segments}"
         raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")

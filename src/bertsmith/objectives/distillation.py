@@ -219,6 +219,13 @@ def matching_depths(ours: int, theirs: int) -> list[tuple[int, int]]:
     return [(depth, int(depth * theirs / ours + 0.5)) for depth in range(ours + 1)]
 
 
+def check_reads_masks(network: Network) -> None:
+    """Raise if a student or teacher does not predict a word where its mask is."""
+    if network.encoder.word_views() != (WordView(),):
+        what = "a student and its teacher are compared at masked words, and one of them is read beside words"
+        raise UserError(what, where="distill.teacher", remedy="take models that were trained with masks")
+
+
 def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: DistillSection) -> None:
     """Raise if what the recipe compares cannot be compared between these two."""
     if not distill.compares_heads:
@@ -275,7 +282,5 @@ def heads_of(_: Recipe) -> dict[str, int]:
 def build(network: Network, teacher: Network | None, recipe: Recipe) -> Distillation:
     """The recipe's objective over a student and its teacher."""
     assert teacher is not None
-    if any(each.encoder.word_views() != (WordView(),) for each in (network, teacher)):
-        what = "a student and its teacher are compared at masked words, and one of them is read beside words"
-        raise UserError(what, where="distill.teacher", remedy="take models that were trained with masks")
+    check_reads_masks(network)
     return Distillation(network, teacher, recipe.distill, seed=recipe.run.seed)

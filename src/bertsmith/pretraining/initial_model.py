@@ -25,7 +25,7 @@ from bertsmith.model.layer_subset import (
 from bertsmith.model.model_folder import Model, read_config, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
 from bertsmith.model.sentence_modules import transformer_folder
-from bertsmith.objectives.distillation import check_comparable
+from bertsmith.objectives.distillation import check_comparable, check_reads_masks
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.objectives.replaced_token_detection import GENERATOR
 from bertsmith.recipe.model_section import ModelSection
@@ -136,6 +136,7 @@ def read_teacher(recipe: Recipe, store: TokenStore) -> Network:
     """The teacher of a recipe, without the heads that nobody asks."""
     folder, distill = model_folder(recipe.distill.teacher), recipe.distill
     model = read_model(folder)
+    check_reads_masks(model.network)
     check_same_vocabulary(Tokenizer.load(transformer_folder(folder)), store, distill.teacher)
     if distill.soft_weight and "mlm" not in model.network.heads:
         remedy = (

@@ -108,6 +108,9 @@ class Tokenizer:
         self.closed: Final = self._make_reader(frozenset())
         """The library's tokenizer that recognises no special tokens in texts."""
         self._readers = {frozenset[str](): self.closed}
+        pair = _encoded(self.closed.encode(_SAMPLE, _SAMPLE))
+        self._divides_pairs = bool(_between(pair, 0, 1))
+        self._lead = len(_between(pair, -1, 0))
 
     @classmethod
     def load(cls, folder: Path | str, *, max_word_characters: int = USUAL_WORD_CHARACTERS) -> "Tokenizer":
@@ -133,10 +136,10 @@ class Tokenizer:
         return _encoded(self._reader(allow_special).encode(text))
 
     def encode_pair(self, first: str, second: str, *, allow_special: tuple[str, ...] = ()) -> Encoded:
-        """Encode two texts in the template for pairs."""
+        """Encode two texts in the template for pairs, or divided by `sep_id` if that puts nothing there."""
         _check_text(first, where="first text")
         _check_text(second, where="second text")
-        return _encoded(self._reader(allow_special).encode(first, second))
+        return self._divided(_encoded(self._reader(allow_special).encode(first, second)))
 
     def encode_many(
         self, texts: Iterable[str | tuple[str, str]], *, allow_special: tuple[str, ...] = (), first: int = 0
@@ -148,7 +151,9 @@ class Tokenizer:
         for number, text in enumerate(listed, start=first):
             for part in text if isinstance(text, tuple) and len(text) == 2 else (text,):
                 _check_text(part, index=number)
-        return [_encoded(encoding) for encoding in self._reader(allow_special).encode_batch(listed)]
+        encoded = map(_encoded, self._reader(allow_special).encode_batch(listed))
+        given = zip(listed, encoded, strict=True)
+        return [self._divided(each) if isinstance(text, tuple) else each for text, each in given]
 
     def prepare_masks(self) -> None:
         """Build the reader of masks in texts, if there is a mask: this is slow for a large vocabulary."""
@@ -225,6 +230,17 @@ class Tokenizer:
         """Ids of the tokens that a text begins and ends with in a model that writes texts."""
         begins = self._either("bos_token", "cls_token", "eos_token")
         return self.id(begins), self.id(self._either("eos_token", "sep_token"))
+
+    def _divided(self, pair: Encoded) -> Encoded:
+        """Put the token between documents between two texts that have nothing between them (GPT-2)."""
+        if not self._divides_pairs:
+            row = self._lead + pair.sequence.count(0)
+            pair.ids.insert(row, self.sep_id)
+            pair.segments.insert(row, 0)
+            pair.offsets.insert(row, (0, 0))
+            pair.sequence.insert(row, -1)
+            pair.words.insert(row, None)
+        return pair
 
     def _either(self, *roles: str) -> str:
         """Return the token of the first of these roles that has one."""

@@ -11,8 +11,10 @@ from bertsmith.recipe.finetuning_schema import FeaturesSection, FinetuningOptimS
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import kind_named
 from bertsmith.tasks.objective import TaskObjective
+from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.training.optimizers import build_optimizer
 from tests.tiny import tiny_network
+from tests.tokenizer_makers import gpt_bpe
 from tests.unit.tasks.made_sets import made_set
 
 TEXTS = [[2, 5, 6, 3, 7, 8, 3], [2, 9, 3, 10, 3], [2, 11, 12, 13, 3, 14, 3], [4, 4]]
@@ -83,6 +85,17 @@ def test_two_texts_of_one_segment_look_at_each_other_too():
     values = [torch.randn(len(text), 6, dtype=torch.float64) for text in texts]
     expected = [plain_pair(reader, each, part) for each, part in zip(values, parts, strict=True)]
     assert (reader(torch.cat(values), pack(texts)) - torch.stack(expected)).abs().max() < 1e-12
+
+
+def test_a_gpt_pair_is_two_texts_that_look_at_each_other(tmp_path):
+    gpt = Tokenizer.load(gpt_bpe(tmp_path))
+    pair = gpt.encode_pair("the smith heats", "the sun")
+    part = [max(number, 0) for number in pair.sequence]  # the token between them ends the first
+    torch.manual_seed(0)
+    reader = PairReader(6, 6, separator=gpt.sep_id, dropout=0.0).double()
+    values = torch.randn(len(pair), 6, dtype=torch.float64)
+    expected = plain_pair(reader, values, part)
+    assert (reader(values, pack([pair.ids]))[0] - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,18 @@ def test_what_it_cannot_learn_is_one_line(settings, told):
         load_recipe("bert-tiny", [*RUN, *settings])
 
 
+MASKED = "has no mask_token; set examples.objective to left-to-right, or take a vocabulary with a mask"
+BESIDE = "distill.teacher: .* is read beside words; take models that were trained with masks"
+
+
+@pytest.mark.parametrize(("objective", "told"), [("masked", MASKED), ("distilled", BESIDE)])
+def test_objectives_with_masks_are_refused_with_a_remedy_that_works(objective, told, store, run, tmp_path):
+    teacher = (f"distill.teacher={run / 'model'}",) if objective == "distilled" else ()
+    asked = (f"examples.objective={objective}", "examples.pairs=full-sentences", *teacher)
+    with without_pictures(), pytest.raises(UserError, match=told):
+        run_tiny(store, tmp_path / "run", *asked)
+
+
 def test_a_tuned_one_classifies_by_the_row_that_sees_all_of_a_text(tuned):
     bert = bertsmith.load(tuned["sst2"], device="cpu")
     assert bert.model.network.encoder.sentence == "last"

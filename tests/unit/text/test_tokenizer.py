@@ -54,6 +54,30 @@ def test_a_pair_has_two_segments_and_offsets_into_its_own_texts(bert: Tokenizer)
     assert encoded.offsets[4:6] == [(0, 2), (3, 6)]
 
 
+def test_a_gpt_pair_has_the_token_between_documents_and_a_single_text_has_nothing(tmp_path: Path) -> None:
+    gpt = Tokenizer.load(makers.gpt_bpe(tmp_path))
+    first, second = gpt.encode("the smith heats"), gpt.encode("the sun")
+    pair = gpt.encode_pair("the smith heats", "the sun")
+    assert 0 not in first.ids and set(first.sequence) == {0}
+    assert pair.ids == [*first.ids, gpt.sep_id, *second.ids]
+    assert pair.offsets == [*first.offsets, (0, 0), *second.offsets]
+    assert pair.sequence == [0] * len(first) + [-1] + [1] * len(second)
+    assert pair.words == [*first.words, None, *second.words]
+    assert gpt.encode_many(["the sun", ("the smith heats", "the sun")]) == [second, pair]
+    assert join_pair(first, second, read_templates(gpt).pair) == pair
+    assert gpt.encode_pair("", "the sun").sequence == [-1] + [1] * len(second)
+    assert gpt.encode_pair("the sun", "").sequence == [0] * len(second) + [-1]
+
+
+def test_a_pair_that_nothing_can_divide_is_refused_and_a_single_text_is_not() -> None:
+    library = Library(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tokenizer = Tokenizer.from_library(library)
+    assert tokenizer.encode("a").ids == [0]
+    for encode in (lambda: tokenizer.encode_pair("a", "b"), lambda: tokenizer.encode_many([("a", "b")])):
+        with pytest.raises(UserError, match="this tokenizer has no sep_token; name its sep_token"):
+            encode()
+
+
 def test_a_roberta_pair_has_two_separators_and_one_segment(tmp_path: Path) -> None:
     roberta = Tokenizer.load(makers.byte_bpe(tmp_path))
     encoded = roberta.encode_pair("a", "b")
