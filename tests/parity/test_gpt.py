@@ -1,5 +1,7 @@
 """GPT-2 against transformers: its tokens, its scores and the texts that it writes, from and to folders."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import transformers
@@ -9,6 +11,7 @@ import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.model.model_folder import read_model, write_model
 from bertsmith.packed import pack
+from bertsmith.shrink.vocabulary import trimmed_network
 from bertsmith.text.tokenizer import Tokenizer
 from tests.oracles import saved_oracle
 from tests.tokenizer_makers import PARAGRAPH, gpt_bpe
@@ -160,6 +163,24 @@ def test_a_text_goes_on_to_the_last_position(folder):
     assert [each.tokens for each in bert.extend(text, count=4)] == [510, 1, 1, 1]
     with pytest.raises(UserError, match="would have 515 tokens but the model takes 514"):
         list(bert.extend(text, count=5))
+
+
+def test_a_text_of_all_positions_leaves_no_room_for_the_token_that_predicts_its_first(folder):
+    bert = bertsmith.load(folder)
+    positions, word = bert.engine.network.config.positions, " a"
+    assert len(bert.tokenizer.encode(word * positions).ids) == positions
+    assert bert.likelihood([word * (positions - 1)])[0].tokens == positions - 1
+    with pytest.raises(UserError, match=f"has {positions} tokens but the model takes {positions - 1}"):
+        bert.likelihood([word * positions])
+    (cut,) = bert.likelihood([word * positions], truncate=True)
+    assert cut == bert.likelihood([word * (positions - 1)])[0]
+
+
+def test_a_trimmed_vocabulary_renumbers_the_tokens_that_begin_and_end_a_text(folder):
+    network = bertsmith.load(folder).model.network
+    network.config = replace(network.config, begin_id=7, end_id=9)
+    config = trimmed_network(network, [0, 1, 9]).config
+    assert (config.begin_id, config.end_id) == (None, 2)
 
 
 def test_the_likelihood_is_that_of_a_loop_from_the_token_between_documents_on(folder):

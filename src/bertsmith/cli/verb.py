@@ -55,7 +55,9 @@ def mistakes_as_one_line(ctx: Any) -> Iterator[None]:
         yield
     except UsageError as error:
         remedy = f"see {ctx.command_path} --help"
-        raise UserError(error.format_message().rstrip("."), remedy=remedy) from error
+        # Typer checks choices by pydantic, which puts the kind of its error first.
+        what = error.format_message().rstrip(".").replace("Value error, ", "")
+        raise UserError(what, remedy=remedy) from error
 
 
 def _expanded(value: Any) -> Any:

@@ -22,9 +22,9 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.inference.engine import WINDOW_TEXTS, Advance, Engine, batching_for, in_streams
 from bertsmith.inference.fill_mask import MASKS_AT_ONCE, scores_of_tokens
 from bertsmith.inference.outputs import Likelihood, WordLikelihood
-from bertsmith.inference.text_reader import Integers, Sequences, TokenizedText, as_list
+from bertsmith.inference.text_reader import Integers, Reader, Sequences, TokenizedText, as_list
 from bertsmith.packed import PackedBatch
-from bertsmith.text.tokenizer import Encoded
+from bertsmith.text.tokenizer import Encoded, read_templates
 
 Doubles = NDArray[np.float64]
 
@@ -67,26 +67,25 @@ def read_texts(
 ) -> list[TokenizedText]:
     """Return the tokens of texts between the special tokens that predict the outermost ones.
 
-    GPT-2 has no template, but its documents run on with such a token between them. A text that fills all
-    positions has no room for it, and its outermost token is then not predicted.
+    GPT-2 has no template, but its documents run on with such a token between them.
     """
-    read = engine.reader.tokenize(texts, first=first)
-    engine.reader.check(read, truncate=truncate, first=first)
-    whole = [engine.reader.truncated(each) for each in read]
-    offsets = [view.offset for view in engine.network.encoder.word_views()]
-    for number, text in enumerate(whole):
-        own = text.encoded.sequence
-        wanted = (min(offsets) < 0 and own[0] >= 0, max(offsets) > 0 and own[-1] >= 0)
-        if any(wanted) and len(text) + sum(wanted) <= engine.reader.longest:
-            ends = [
-                Encoded([id], [0], [(0, 0)], [-1], [None]) if is_wanted else Encoded([], [], [], [], [])
-                for id, is_wanted in zip(engine.tokenizer.ends, wanted, strict=True)
-            ]
-            parts = (ends[0], text.encoded, ends[1])
-            names = [each.name for each in fields(Encoded)]
-            lists = (list(chain.from_iterable(getattr(part, name) for part in parts)) for name in names)
-            whole[number] = replace(text, encoded=Encoded(*lists))
-    return whole
+    tokenizer, offsets = engine.tokenizer, [view.offset for view in engine.network.encoder.word_views()]
+    ends = [Encoded([], [], [], [], [])] * 2
+    if any(offsets):
+        template = read_templates(tokenizer).single
+        lacking = (min(offsets) < 0 and not len(template.lead), max(offsets) > 0 and not len(template.tail))
+        for side, id in enumerate(tokenizer.ends):
+            ends[side] = Encoded([id], [0], [(0, 0)], [-1], [None]) if lacking[side] else ends[side]
+    reader = Reader(tokenizer, engine.reader.longest - sum(len(each.ids) for each in ends))
+    read = reader.tokenize(texts, first=first)
+    reader.check(read, truncate=truncate, first=first)
+    whole = [reader.truncated(each) for each in read]
+    return [replace(each, encoded=_joined(ends[0], each.encoded, ends[1])) for each in whole]
+
+
+def _joined(*parts: Encoded) -> Encoded:
+    lists = (chain.from_iterable(getattr(part, field.name) for part in parts) for field in fields(Encoded))
+    return Encoded(*map(list, lists))
 
 
 def is_pseudo(engine: Engine) -> bool:

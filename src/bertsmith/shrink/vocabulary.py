@@ -49,7 +49,12 @@ def trimmed_network(network: Network, kept: Sequence[int]) -> Network:
         assert isinstance(head, MaskedLanguageHead), "no other predicts words"
         for name, weights in list(head.named_parameters(recurse=False)):
             setattr(head, name, _rows_of(weights, rows_N))
-    smaller.config = replace(network.config, vocabulary=len(kept), pad_id=_new_pad_id(network, kept))
+    ends: dict[str, Any] = {
+        key: kept.index(old) if old in kept else None
+        for key in ("begin_id", "end_id")
+        if (old := getattr(network.config, key, None)) is not None
+    }
+    smaller.config = replace(network.config, vocabulary=len(kept), pad_id=_new_pad_id(network, kept), **ends)
     return smaller
 
 

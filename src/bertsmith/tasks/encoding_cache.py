@@ -25,7 +25,7 @@ from bertsmith.tasks.kinds.kind import AnyKind
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.tokenizer_settings import token_name
 
-ENCODING = 1
+ENCODING = 2
 """Version of the encoding; raise it whenever the code encodes anything differently."""
 NOT_CONTENT = frozenset({"key", "where", "article", "pieces", "tokens"})
 """Fields that do not affect the tokens: an example's name, its location and cached values."""
@@ -44,7 +44,8 @@ def encoding_key(
     settings = json.dumps([ENCODING, kind.name, labels, text.model_dump(mode="json")])
     digest = hashlib.sha256(settings.encode())
     digest.update(tokenizer.spec.pipeline.encode())
-    digest.update(str(token_name(tokenizer.spec.settings, "unk_token")).encode())
+    for role in ("unk_token", "sep_token", "eos_token"):  # one of the last two may divide pairs
+        digest.update(repr(token_name(tokenizer.spec.settings, role)).encode())
     for example in examples:
         names = (field.name for field in fields(example) if field.name not in NOT_CONTENT)
         digest.update(repr([getattr(example, name) for name in names]).encode())

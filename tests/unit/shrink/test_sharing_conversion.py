@@ -135,8 +135,8 @@ def test_the_command_writes_a_folder_and_tells_its_size(capsys, folder, tmp_path
 @pytest.mark.parametrize(
     ("words", "word"),
     [
-        (("--sharing", "some"), "'some' is none of them"),
-        (("--take", "last"), "'last' is none of them"),
+        (("--sharing", "some"), "'--sharing': 'some' is not one of 'all'"),
+        (("--take", "last"), "'--take': 'last' is not one of 'average'"),
         (("--groups", "3"), "3 is none"),
         (("--embedding-width", "65"), "65 is none"),
         (("--out", "."), "."),
