@@ -96,6 +96,21 @@ def test_a_folder_names_the_class_that_it_came_from(kind, tmp_path):
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (0, 0, 0)
 
 
+def test_a_published_double_head_keeps_its_head_for_words(tmp_path):
+    theirs = saved_oracle(tmp_path / "a", "gpt2", "DoubleHeadsModel", num_labels=1, **ENDS).eval()
+    model = read_model(tmp_path / "a")
+    assert set(model.network.heads) == {"mlm"}
+    write_model(tmp_path / "b", model)
+    again = their_model(tmp_path / "b")
+    assert again.config.architectures == ["GPT2LMHeadModel"]
+    ids = [5, 17, 3]
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0]
+        ours = model.network.scores_of_words(model.network(pack([ids])))
+    assert (ours - expected).abs().max() <= 1e-5
+    assert torch.allclose(scores_of(again, ids), expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("key", ["scale_attn_by_inverse_layer_idx", "add_cross_attention"])
 def test_another_networks_settings_are_refused(key, tmp_path):
     saved_oracle(tmp_path, "gpt2", "Model", **{key: True})

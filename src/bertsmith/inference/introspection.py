@@ -96,9 +96,12 @@ class Senses:
 
 
 def inspect_tokens(bert: Bert, text: TextInput, seed: int) -> InspectedTokens:
-    """Return the tokens of a text or pair, with a fresh masking as published: 15 %, of these 80-10-10."""
+    """Return the tokens of a text or pair, with a fresh masking as published: 15 %, of these 80-10-10.
+
+    A model whose tokenizer has no mask masks nothing.
+    """
     (encoded,) = bert.reader.encode([text], truncate=False)
-    masked = masked_tokens(token_masker(bert), encoded, seed)
+    masked = masked_tokens(token_masker(bert), encoded, seed) if bert.tokenizer.has_mask else {}
     token = bert.tokenizer.token
     seen = []
     for index, number in enumerate(encoded.ids):

@@ -51,7 +51,8 @@ GRADIENT_BATCH_TOKENS = 1024
 class Surface:
     """The measures of every head [L, H].
 
-    A measure is NaN if it needs pairs and the texts have none, or if the model lacks a masked-LM head."""
+    A measure is NaN if it needs pairs, [CLS] or [SEP] and the texts have none. Gradients and importance are
+    NaN if the model has no masked-LM head or no mask."""
 
     measures: dict[str, PerHead]
     texts: int
@@ -78,7 +79,7 @@ def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed:
     """Return the surface measures of every head over these texts, each truncated to `longest` tokens."""
     surface = measure_attention(bert, texts, longest=longest)
     shape, sums = surface.measures["entropy"].shape, _Sums()
-    if "mlm" in bert.heads:
+    if "mlm" in bert.heads and bert.tokenizer.has_mask:
         encoded = shortened(bert, texts, longest)
         kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
         _add_gradients(bert, encoded, kinds, sums, seed)
@@ -124,11 +125,12 @@ def _kinds_of(bert: Bert, encoded: Encoded, text: TextInput) -> Tensor:
     """Mark each token that is [SEP], [CLS], punctuation, in the first text and in the second [N, C]."""
     whole = text if isinstance(text, str | tuple) else text.text
     parts = (whole,) if isinstance(whole, str) else whole
+    sep, cls = map(bert.tokenizer.id_of_role, ("sep_token", "cls_token"))
     kinds = [[0.0] * 5 for _ in encoded.ids]
     for row, (number, sequence) in enumerate(zip(encoded.ids, encoded.sequence, strict=True)):
         if sequence < 0:
-            kinds[row][SEP] = number == bert.tokenizer.sep_id
-            kinds[row][CLS] = number == bert.tokenizer.cls_id
+            kinds[row][SEP] = number == sep
+            kinds[row][CLS] = number == cls
             continue
         start, end = encoded.offsets[row]
         kinds[row][PUNCT] = parts[sequence][start:end].strip() in PUNCTUATION
@@ -141,13 +143,15 @@ def _counts(kinds: Sequence[Tensor]) -> dict[str, float]:
     tokens = float(sum(map(len, kinds)))
     of_kind_SC = torch.stack([each.sum(0) for each in kinds]).double()
     paired_S = of_kind_SC[:, SECOND] > 0
-    separators = float(of_kind_SC[:, SEP].sum())
+    separators, firsts = (float(of_kind_SC[:, kind].sum()) for kind in (SEP, CLS))
     return dict.fromkeys((*SHARES, "entropy"), tokens) | {
+        "[CLS]": tokens if firsts else 0.0,
+        "[SEP]": tokens if separators else 0.0,
         "[SEP] to [SEP]": separators,
-        "others to [SEP]": tokens - separators,
+        "others to [SEP]": tokens - separators if separators else 0.0,
         "A to B": float(of_kind_SC[paired_S, FIRST].sum()),
         "B to A": float(of_kind_SC[paired_S, SECOND].sum()),
-        "entropy of [CLS]": float(of_kind_SC[:, CLS].sum()),
+        "entropy of [CLS]": firsts,
     }
 
 

@@ -54,9 +54,8 @@ def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | 
         check_undamaged(states[step].folder)
     networks, tokenizer = _blank_model(run, store)
     recipe = (run / "recipe.toml").read_text(encoding="utf-8")
-    texts = {
-        step: {"recipe.toml": recipe, "card.md": _card(run, states[step], networks[""])} for step in targets
-    }
+    cards = {step: _card(run, states[step], networks[""], tokenizer) for step in targets}
+    texts = {step: {"recipe.toml": recipe, "card.md": card} for step, card in cards.items()}
     missing = {step: target for step, target in targets.items() if not _holds(target, texts[step])}
     for target in missing.values():
         check_not_taken(target)
@@ -107,7 +106,7 @@ def _blank_model(run: Path, store: Path | None) -> tuple[dict[str, Network], Tok
     return networks, opened.tokenizer()
 
 
-def _card(run: Path, saved: SavedState, network: Network) -> str:
+def _card(run: Path, saved: SavedState, network: Network, tokenizer: Tokenizer) -> str:
     recipe, state = load_recipe(run / "recipe.toml"), saved.state
     introduction = (
         f"A checkpoint of a pre-training run, exported with bertsmith: after {state.step:,} steps and "
@@ -123,6 +122,7 @@ def _card(run: Path, saved: SavedState, network: Network) -> str:
         table_block(("metric", "value"), results, heading="Last held-out results before it"),
     ]
     caveat = "The learning rate had not come to its end, unless this is the run's last checkpoint."
-    blocks.append(usage_block(pretrained_model.usage_of(network)))
+    blocks.append(usage_block(pretrained_model.usage_of(network, tokenizer)))
     title = f"{recipe.name}, step {state.step:,}"
-    return card_text(title, introduction, blocks, caveat=caveat, header=pretrained_model.card_header(network))
+    header = pretrained_model.card_header(network, tokenizer)
+    return card_text(title, introduction, blocks, caveat=caveat, header=header)

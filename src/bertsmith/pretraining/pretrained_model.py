@@ -55,7 +55,9 @@ class RunFacts:
     """Held-out results before the first step, of a run that began with a model folder."""
 
 
-def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bool) -> str:
+def model_card(
+    recipe: Recipe, network: Network, tokenizer: Tokenizer, facts: RunFacts, *, picture: bool
+) -> str:
     """The card as Markdown."""
     config = network.config
     parameters = sum(parameter.numel() for parameter in network.parameters())
@@ -80,15 +82,20 @@ def model_card(recipe: Recipe, network: Network, facts: RunFacts, *, picture: bo
         "vectors were not trained for similarity: for search, take a sentence model."
     )
     blocks += [
-        usage_block(usage_of(network)),
+        usage_block(usage_of(network, tokenizer)),
         *([[f"![Curves of the run]({CURVES_FILE})"]] if picture else []),
     ]
-    return card_text(recipe.name, introduction, blocks, caveat=caveat, header=card_header(network))
+    header = card_header(network, tokenizer)
+    return card_text(recipe.name, introduction, blocks, caveat=caveat, header=header)
 
 
-def card_header(network: Network) -> dict[str, Any]:
+def card_header(network: Network, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the header of a pre-trained model's card, for model hubs."""
-    ability = "fill-mask" if "mlm" in network.heads else "feature-extraction"
+    direction, ability = network.config.direction, "feature-extraction"
+    if "mlm" in network.heads and tokenizer.has_mask and direction != "right-to-left":
+        ability = "fill-mask"
+    elif "mlm" in network.heads and direction == "left-to-right":
+        ability = "text-generation"
     return {
         "library_name": "bertsmith",
         "pipeline_tag": ability,
@@ -96,12 +103,14 @@ def card_header(network: Network) -> dict[str, Any]:
     }
 
 
-def usage_of(network: Network) -> str:
+def usage_of(network: Network, tokenizer: Tokenizer) -> str:
     """Return example code that uses a pre-trained model."""
     asked = 'bert.embed(["A text of your own."]).shape'
-    if "mlm" in network.heads and network.config.direction == "left-to-right":
+    looks_back = any(view.offset < 0 for view in network.encoder.word_views())
+    goes_on = looks_back and (network.config.direction == "left-to-right" or not tokenizer.has_mask)
+    if "mlm" in network.heads and goes_on:
         asked = '[*bert.extend("Paris is", count=8)][-1].text'
-    elif "mlm" in network.heads:
+    elif "mlm" in network.heads and tokenizer.has_mask:
         asked = 'bert.fill(f"Paris is the {bert.tokenizer.mask_token} of France.")[0][0].token'
     # The folder is where this card stands, under whatever name it is moved to.
     return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
@@ -229,7 +238,7 @@ def write_results(
 ) -> None:
     """Write the finished model of a run and its card."""
     picture = folder / CURVES_FILE
-    card = model_card(recipe, networks[""], facts, picture=picture.exists())
+    card = model_card(recipe, networks[""], tokenizer, facts, picture=picture.exists())
     write_text(folder / "card.md", card)
     texts = {name: (folder / name).read_text(encoding="utf-8") for name in ("recipe.toml", "metrics.jsonl")}
     pictures = [picture] if picture.exists() else []

@@ -71,8 +71,8 @@ def shared_network(
 
 def _albert_config(config: EncoderConfig, shape: SharedShape) -> AlbertConfig:
     if config.model_type != "bert" or config.own_keys():
-        kind = "pruned model" if config.model_type == "bert" else config.model_type
-        what = f"is a {kind}, and only a BERT whose layers are alike becomes an ALBERT"
+        kind = "it is pruned" if config.model_type == "bert" else f"its type is {config.model_type}"
+        what = f"{kind}, and only a BERT whose layers are alike becomes an ALBERT"
         raise UserError(what, where="--model", remedy="pre-train an ALBERT (model.sharing) or distil one")
     for option, given, most in (
         ("--groups", shape.groups, config.layers),

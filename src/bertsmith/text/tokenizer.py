@@ -231,6 +231,10 @@ class Tokenizer:
         begins = self._either("bos_token", "cls_token", "eos_token")
         return self.id(begins), self.id(self._either("eos_token", "sep_token"))
 
+    def id_of_role(self, role: str) -> int | None:
+        """Return the id of the token with this role, such as cls_token; None if there is none."""
+        return self.id(self._roles[role]) if role in self._roles else None
+
     def _divided(self, pair: Encoded) -> Encoded:
         """Put the token between documents between two texts that have nothing between them (GPT-2)."""
         if not self._divides_pairs:

@@ -12,7 +12,9 @@ import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.inference.fill_mask import encode_masked
 from bertsmith.model.model_folder import read_model
+from bertsmith.pretraining.pretrained_model import card_header, usage_of
 from bertsmith.serve.model_registry import info_of
+from bertsmith.text.tokenizer import Tokenizer
 from tests.command_line import mistake
 from tests.tiny_runs import (
     differing,
@@ -24,6 +26,7 @@ from tests.tiny_runs import (
     tiny_store,
     without_pictures,
 )
+from tests.tokenizer_makers import gpt_bpe
 from tests.toy_tasks import TOYS
 from tests.tuning import SHORT, tune
 from tests.unit.serve.serving import application_of, post
@@ -66,6 +69,14 @@ def test_it_learns_and_a_card_says_what_it_is(run):
     card = (run / "model" / "card.md").read_text(encoding="utf-8")
     assert "An elmo encoder (2 layers, width 32, two directions of 48 cells, " in card
     assert "Opens in bertsmith." in card and "no published elmo has word pieces" in card
+
+
+def test_a_card_shows_what_its_tokenizer_allows(run, tmp_path):
+    network, own = read_model(run / "model").network, Tokenizer.load(run / "model")
+    maskless = Tokenizer.load(gpt_bpe(tmp_path))
+    assert "bert.fill(" in usage_of(network, own) and "bert.extend(" in usage_of(network, maskless)
+    assert card_header(network, own)["pipeline_tag"] == "fill-mask"
+    assert card_header(network, maskless)["pipeline_tag"] == "feature-extraction"
 
 
 @pytest.mark.parametrize("algorithm", ["adamw", "muon"])
@@ -173,7 +184,7 @@ def test_a_bilstm_over_a_learned_mix_of_its_layers_is_elmos_own_use(run, tmp_pat
             "distill --teacher {model} --layers 1 --store {store} --out {out}",
             "no layers that can be left out",
         ),
-        ("share --model {model} --out {out}", "only a BERT"),
+        ("share --model {model} --out {out}", "its type is elmo, and only a BERT"),
         ("prune --model {tuned} --data {data} --heads 0.5 --out {out}", "no heads or neurons"),
         ("prune --model {tuned} --data {data} --drop-layers 1 --out {out}", "no layers that can be left out"),
         ("finetune sst2 --data {data} --model {model} {lora} --out {out}", "no linear layers that can have"),

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -93,6 +94,27 @@ def test_its_heads_can_be_looked_at(run):
     shown = inspect_attention(bert, "the smith heats")
     assert len(shown.weights) == 2 and inspect_heads(bert, "the smith heats")
     assert not shown.weights.triu(1).any()
+
+
+def test_its_card_says_that_it_generates_text_and_how(run):
+    card = (run / "model" / "card.md").read_text(encoding="utf-8")
+    assert 'pipeline_tag: "text-generation"' in card and "bert.extend(" in card
+
+
+def test_its_surface_is_measured_without_special_tokens_and_gradients(run, tmp_path, capsys):
+    (tmp_path / "texts.txt").write_text("the smith heats the iron .\nthe rider buys\tthe horseshoe .\n")
+    words = ("--model", run, "--input", tmp_path / "texts.txt", "--out", tmp_path / "look", "--json")
+    found = json.loads(command(capsys, "look", "surface", *words).out)["surface"]["measures"]
+    assert found.keys() == {"previous", "next", "itself", "punctuation", "A to B", "B to A", "entropy"}
+    assert not np.any(found["next"]) and np.all(np.array(found["previous"]) > 0)
+
+
+def test_its_tokens_are_shown_unmasked_by_a_server(run):
+    reply = post(application_of({"plain": run}), "/look/tokens", {"first": "the smith heats", "seed": 1})
+    tokens = reply.json()["tokens"]
+    assert [each["id"] for each in tokens] == Tokenizer.load(run / "model").encode("the smith heats").ids
+    assert {each["masking"] for each in tokens} == {""}
+    assert [each["shown"] for each in tokens] == [each["text"] for each in tokens]
 
 
 def test_it_has_no_mask_to_fill_and_says_what_to_do(run, capsys):

@@ -230,6 +230,7 @@ GPT = Architecture(
         "GPT2ForTokenClassification": ("tag",),
         "GPT2ForQuestionAnswering": ("span",),
         "GPT2Model": (),
+        "GPT2DoubleHeadsModel": ("mlm",),  # read only: a writer takes the first class that fits
     },
     initial=initial,
     tied={"lm_head.weight": "transformer.wte.weight"},
