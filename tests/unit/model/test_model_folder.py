@@ -31,7 +31,12 @@ def heads_of(model_type, architecture):
     return {head: outputs.get(head, 0) for head in ARCHITECTURES[model_type].classes[architecture]}
 
 
-PUBLISHED_CLASSES = [(kind, name) for kind in TRANSFORMERS for name in ARCHITECTURES[kind].classes]
+PUBLISHED_CLASSES = [
+    (kind, name)
+    for kind in TRANSFORMERS
+    for name in ARCHITECTURES[kind].classes
+    if name != "GPT2DoubleHeadsModel"  # only one of its two heads is read, so no writer takes its name
+]
 
 
 @pytest.mark.parametrize(("model_type", "architecture"), PUBLISHED_CLASSES)
