@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Exit, Option, Typer, echo
 
+from bertsmith.cli import options
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.cli.verb import Verb, Verbs
 from bertsmith.core.errors import UserError
@@ -19,7 +20,6 @@ study = Typer(
     rich_markup_mode=None,
     help="Train many variants, compare them over seeds, and report the differences with intervals.",
 )
-AsJson = Annotated[bool, Option("--json", help="Print JSON lines, for machines.")]
 
 
 @study.command("run", cls=Verb)
@@ -45,7 +45,7 @@ def run_own(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only tell what would be run, and about how long.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: options.JsonLines = False,
 ) -> None:
     """Run a study: all trials over all seeds, and a report with intervals.
 
@@ -82,10 +82,10 @@ def run_own(
     from bertsmith.studies.scheduler import Places, Stopped
     from bertsmith.studies.study import plan_of, run_study
 
-    out = out.expanduser().resolve()  # runs remember the folders that they begin with
+    out = out.resolve()  # runs remember the folders that they begin with
     places = Places(_devices(devices), together, threads or _threads(together))
-    found = read_study(file.expanduser(), device="cuda" if any(places.devices) else "cpu", seeds=seeds)
-    shared = Cells(cells.expanduser().resolve() if cells is not None else out.parent / "cells")
+    found = read_study(file, device="cuda" if any(places.devices) else "cpu", seeds=seeds)
+    shared = Cells(cells.resolve() if cells is not None else out.parent / "cells")
     if dry_run:
         plan = plan_of(found, shared, places)
         if as_json:
@@ -108,7 +108,7 @@ def run_own(
 @study.command("status", cls=Verb)
 def show_status(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder of a study (--out).")],
-    as_json: AsJson = False,
+    as_json: options.JsonLines = False,
 ) -> None:
     """Show how far a study is: runs that are done, running or failed, and the minutes left.
 
@@ -116,7 +116,7 @@ def show_status(
     """
     from bertsmith.studies.study import read_status
 
-    status = read_status(folder.expanduser())
+    status = read_status(folder)
     if as_json:
         echo(json.dumps(status))
         return
