@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -116,7 +116,10 @@ def read_study(file: Path, *, device: Device, seeds: int | None = None) -> "OwnS
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"is not valid TOML ({error})", where=str(file), remedy="correct it there") from error
-    found = _validated(values if seeds is None else {**values, "seeds": seeds})
+    try:
+        found = _validated(values if seeds is None else {**values, "seeds": seeds})
+    except UserError as error:
+        raise replace(error, where=str(file)) from error
     sets = {name: table.set for name, table in found.stages.items()}
     for key in (key for each in (*found.trials.values(), found.grid, sets) for key in leaves(each)):
         stage, _, changed = key.partition(".")

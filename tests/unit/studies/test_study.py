@@ -215,7 +215,7 @@ def test_a_trial_can_begin_with_another_model_or_data(place):
             "either recipe and store, or task, data and model",
         ),
         ('store = "{place}/store"', 'store = "s"\nmodel = "sst2"', "does not come before it"),
-        ("seeds = 2\nf", "seed = 2\nf", "unknown key seed"),
+        ("seeds = 2\nf", "seed = 2\nf", r"\.toml: unknown key seed"),
         ('"sst2.optim.peak_lr" = [1e-3', '"model.run.seed" = [7', "model.run.seed directly; give seeds"),
         ('model.examples.pairs = "none"', '"model.start.model" = "a"', "model.start.model .* as model of"),
         ('"run.epochs" = 0.2', '"distill.teachers" = ["a"]', "sst2.distill.teachers .* as teachers of"),
