@@ -64,7 +64,7 @@ class RowFiles:
             if not file.is_file() or file.read_bytes() != text.encode():
                 del self.names[file]  # the error is about the file itself
                 remedy = "pass another out, or remove it first"
-                raise UserError("is there already and holds other rows", where=str(file), remedy=remedy)
+                raise UserError("already exists and contains other rows", where=str(file), remedy=remedy)
             return file
         made = [] if file.parent.exists() else [file.parent]
         write_text(file, text)

@@ -94,7 +94,7 @@ def test_frames_of_all_kinds_are_the_same_run(run, rows, model, frame):
 def test_rows_that_lie_beside_a_run_are_not_overwritten(run, rows, model):
     kept = run.folder.with_name("run-data.jsonl")
     before = kept.read_bytes()
-    with pytest.raises(bertsmith.UserError, match=r"run-data\.jsonl: is there already and holds other rows"):
+    with pytest.raises(bertsmith.UserError, match=r"run-data\.jsonl: already exists and contains other rows"):
         bertsmith.finetune(rows[:30], model=model, out=run.folder, epochs=1, **OWN)
     assert kept.read_bytes() == before
 
@@ -245,7 +245,7 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
         ),
         (
             lambda out: bertsmith.finetune([{"a": "x", "b": "y"}], out=out, text="a", label="c"),
-            r"^row 1 of data: has no column 'c'",
+            r"^row 1 of data: lacks the column 'c'",
         ),
         (
             lambda out: bertsmith.finetune(

@@ -33,7 +33,7 @@ NO_ANSWER = "no answer in the passage"
 
 def answer(
     question: Annotated[
-        str, Argument(metavar="QUESTION", help="The question; - reads one a line from stdin.")
+        str, Argument(metavar="QUESTION", help="The question; - reads one per line from stdin.")
     ],
     passage: Annotated[
         Path | None, Option(metavar="FILE", help="File of the passage; - reads the standard input.")
@@ -99,7 +99,7 @@ def passage_of(file: Path | None, text: str | None) -> str:
     if text is not None and file is None:
         return text
     if file is None or text is not None:
-        remedy = "say --passage FILE, --passage - for the standard input, or --passage-text TEXT"
+        remedy = "use --passage FILE, --passage - for the standard input, or --passage-text TEXT"
         raise UserError("one passage is wanted", remedy=remedy)
     if file != STANDARD_INPUT:
         return read_text(file, remedy="give a text file in UTF-8")

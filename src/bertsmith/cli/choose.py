@@ -39,7 +39,7 @@ def choose(
     source: Annotated[
         Path | None,
         Option(
-            "--input", metavar="FILE", help="Instead, a question a line, with tabs, or a table; - is stdin."
+            "--input", metavar="FILE", help="Instead, a question per line, with tabs, or a table; - is stdin."
         ),
     ] = None,
     column: Annotated[

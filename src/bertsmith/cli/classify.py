@@ -29,7 +29,7 @@ def classify(
         Option(
             "--input",
             metavar="FILE",
-            help="Instead, one text a line (a tab in a pair) or a table; - is stdin.",
+            help="Instead, one text per line (a tab in a pair) or a table; - is stdin.",
         ),
     ] = None,
     column: options.TextColumn = "",

@@ -19,7 +19,7 @@ NEAR, FAR = 0.8, 0.5
 
 def compare(
     texts: Annotated[
-        list[str], Argument(metavar="A B [C...]", help="Two texts or more; - reads one a line from stdin.")
+        list[str], Argument(metavar="A B [C...]", help="Two texts or more; - reads one per line from stdin.")
     ],
     pooling: options.Pooling = None,
     prompt: options.Prompt = None,

@@ -63,11 +63,13 @@ def corpus(
     ] = None,
     add_words: Annotated[
         list[Path] | None,
-        Option(help="Words to add to the vocabulary, one a line: [unused] slots first. Repeatable."),
+        Option(help="Words to add to the vocabulary, one per line: [unused] slots first. Repeatable."),
     ] = None,
     lexicon: Annotated[
         list[Path] | None,
-        Option(help="Phrases or entities to mark, one a line, perhaps a tab and phrase|entity. Repeatable."),
+        Option(
+            help="Phrases or entities to mark, one per line, perhaps a tab and phrase|entity. Repeatable."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:

@@ -26,7 +26,7 @@ def likelihood(
     text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text; - reads stdin.")] = None,
     source: Annotated[
         Path | None,
-        Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
+        Option("--input", metavar="FILE", help="Instead, one text per line, or a table; - reads stdin."),
     ] = None,
     column: options.TextColumn = "",
     delimiter: options.Delimiter = "",

@@ -30,7 +30,7 @@ def quantise(
         Path | None,
         Option(
             metavar="FILE",
-            help="Texts like those to come, the first 512: one a line (a pair: a tab), or a table.",
+            help="Texts like those to come, the first 512: one per line (a pair: a tab), or a table.",
         ),
     ] = None,
     column: options.TextColumn = "",
@@ -97,7 +97,7 @@ def _calibration(source: TextSource, most: int) -> "list[tuple[str, TextOrPair]]
     lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
     chosen = list(islice((line for line in lines if "".join(line[1]).strip()), most))
     if not chosen:
-        raise UserError("holds no text", where=str(source.path), remedy="write one text a line")
+        raise UserError("holds no text", where=str(source.path), remedy="write one text per line")
     return chosen
 
 

@@ -29,7 +29,7 @@ def tag(
     ] = None,
     source: Annotated[
         Path | None,
-        Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
+        Option("--input", metavar="FILE", help="Instead, one text per line, or a table; - reads stdin."),
     ] = None,
     column: options.TextColumn = "",
     delimiter: options.Delimiter = "",

@@ -65,7 +65,7 @@ class TextSource:
         if self.path == STANDARD_INPUT:
             if self.text or given:
                 remedy = "leave out --text and what belongs to it, or save it as a file"
-                raise UserError("is read line by line and has no columns", where=where, remedy=remedy)
+                raise UserError("is read line by line, without columns", where=where, remedy=remedy)
         elif not self.text and bare_suffix(self.path) in set(TABLE_SUFFIXES) - {".txt"}:
             names = ", ".join(map(repr, column_names(self.path, self.form)))
             columns = f"its columns are {names}" if names else "it has no rows"
@@ -113,7 +113,7 @@ def pieces_of(
     if bad and not found:
         raise replace(bad, what=f"{bad.what}, and no other line can be taken")
     if not found:
-        raise UserError("holds no text", where=name_of(source.path), remedy="write one text a line")
+        raise UserError("holds no text", where=name_of(source.path), remedy="write one text per line")
 
 
 def lines_of(source: Path) -> list[str]:
@@ -274,7 +274,7 @@ def _line_pieces(source: TextSource, read_line: LineReader, patience: float) -> 
                     check_unpacked(line, where=name_of(path))
                 if len(line) > MAX_LINE_BYTES:  # its end is unknown, so later lines cannot be read
                     what = f"is over {MAX_LINE_BYTES:,} bytes long"
-                    raise UserError(what, where=where, remedy="write one text a line")
+                    raise UserError(what, where=where, remedy="write one text per line")
                 try:
                     encoding = "utf-8-sig" if number == 1 else "utf-8"
                     text = text_of(line, where=where, encoding=encoding)

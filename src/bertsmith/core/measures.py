@@ -14,7 +14,7 @@ Unit = Literal["nats", "bits", "fraction", "number"]
 FIXED_PREFIX = "fixed_"
 """Prefix of the names of metrics in the fixed evaluation."""
 MAX_EXPONENT = 700.0
-"""In nats; the exponential of more is no float."""
+"""Maximum mean loss in nats; the exponential of more does not fit into a float."""
 
 
 class LossTerm(NamedTuple):
@@ -89,7 +89,7 @@ def mean_loss(name: str, over: str, **shown: Any) -> Metric:
 
 
 def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[Metric, Metric]:
-    """Return two metrics: the accuracy of yes-or-no answers, and that of always giving the commoner one."""
+    """Return two metrics: the accuracy of yes-or-no answers, and that of a constant, more frequent answer."""
     accuracy, level = f"{name}_accuracy", f"{name}_majority"
 
     def majority(totals: Totals) -> float | None:
@@ -99,7 +99,7 @@ def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[
     panel, right = f"{what}: guessed right", mean(f"{name}_hits", over)
     return (
         Metric(accuracy, of=right, short=short, panel=panel, level=level),
-        Metric(level, of=majority, title=f"{name} accuracy of always giving the commoner answer"),
+        Metric(level, of=majority, title=f"{name} accuracy of always giving the more frequent answer"),
     )
 
 
@@ -121,18 +121,18 @@ class Declaration:
     """Baseline at which the watched loss stays if nothing is learned."""
 
     def __add__(self, part: "Declaration") -> "Declaration":
-        """Return this declaration combined with that of another part."""
+        """Combine this declaration with another part's."""
         own = (self.terms + part.terms, self.counted + part.counted, self.metrics + part.metrics)
         return Declaration(*own, self.watched, self.baseline)
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """Return the names of the loss's divisors, in the order in which a step passes them."""
+        """Return the names of the loss's divisors, in the order that a step passes them."""
         return tuple(dict.fromkeys(each.over for each in self.terms))
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Return the names of the sums over a micro-batch, in the order in which a step returns them."""
+        """Return the names of the sums over a micro-batch, in the order that a step returns them."""
         return (*(each.sum for each in self.terms), *self.counted)
 
     @property
@@ -157,7 +157,9 @@ class Declaration:
 
     @property
     def deciding(self) -> Metric:
-        """Return the metric that decides between runs: the watched one, of the fixed evaluation if there."""
+        """Return the metric that decides between runs: the watched one, from the fixed evaluation if it has
+        one.
+        """
         return self.fixed.get(FIXED_PREFIX + self.watched, self.own[self.watched])
 
     @property

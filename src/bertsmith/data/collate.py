@@ -33,14 +33,14 @@ class PretrainingBatch:
 
     inputs: PackedBatch
     masked_rows_P: Tensor
-    """Rows of the predicted tokens; the encoder's views say which rows predict them."""
+    """Rows of the predicted tokens; the encoder's views define which rows predict them."""
     masked_ids_P: Tensor
     masked_weights_P: Tensor
     pair_labels_S: Tensor
     """0: B follows A, or the pair is in order; 1: B is random, or the pair is swapped (BERT and ALBERT)."""
     pair_weights_S: Tensor
     end_1: Tensor
-    """Row after the last token of the last example, where filler begins."""
+    """Row after the last token of the last example: filler begins at this row."""
     draws_P: Tensor | None = None
     """Random numbers below 2**SAMPLING_BITS that sample the generator's tokens; None without a generator."""
 
@@ -66,7 +66,7 @@ class PretrainingBatch:
         return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the batch by name, without optional ones that are None."""
+        """Return the tensors of the batch by name, omitting optional ones that are None."""
         inputs = self.inputs
         found = {
             **{f"{each}_T": getattr(inputs, f"{each}_T") for each in OF_TOKENS},
@@ -243,7 +243,7 @@ class Collator:
         if self.masker is not None and stored_units(self.masker.masking):
             codes_X = store.gather_units(spans.starts_N, spans.lengths_N)
             # If truncation has cut the unit at a span's end, the unit continues in the token after the span.
-            # The store's last token has no token after it.
+            # After the store's last token there is nothing.
             behind_N = spans.starts_N + spans.lengths_N
             exists_N = (behind_N < store.tokens).astype(np.int64)
             next_codes_N = np.zeros(len(behind_N), np.uint8)

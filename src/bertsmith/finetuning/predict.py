@@ -259,7 +259,7 @@ def _check_words_in_columns(examples: Sequence[Example], labels: tuple[str, ...]
         return
     what = f"the last column holds no tag of this model, but {min(tags)!r}"
     remedy = (
-        "write one word a line, alone or with its tag, and an empty line between sentences; "
+        "write one word per line, alone or with its tag, and an empty line between sentences; "
         "for plain sentences use `bertsmith tag --input`"
     )
     raise UserError(what, where=sentences[0].where, remedy=remedy)

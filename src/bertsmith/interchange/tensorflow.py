@@ -48,7 +48,7 @@ class ImportReport:
 def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> ImportReport:
     """Convert a TensorFlow 1 checkpoint into a model folder, with its tokenizer if there is one."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("is there already", where=str(out), remedy="name a new folder to write to")
+        raise UserError("already exists", where=str(out), remedy="name a new folder to write to")
     checkpoint = read_checkpoint(source, gelu=gelu)
     model = model_from_tensors(
         checkpoint.config, checkpoint.tensors.items(), where=source, config_file=checkpoint.config_file

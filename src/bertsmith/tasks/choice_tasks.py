@@ -53,7 +53,7 @@ def read_race(path: Path) -> Iterator[ChoiceExample | BadLine]:
 
 def read_race_passage(path: Path) -> Iterator[ChoiceExample | BadLine]:
     """Read the questions of one of RACE's own files, which has a single passage."""
-    return _questions(Row(read_json(path, remedy="fetch it again"), str(path)))
+    return _questions(Row(read_json(path, remedy="download it again"), str(path)))
 
 
 def _arguments(rows: Iterator[Row | BadLine]) -> Iterator[ChoiceExample | BadLine]:
@@ -79,11 +79,11 @@ def _quoted_tab_rows(path: Path) -> Iterator[Row | BadLine]:
             lines = [(f"{path}:{reader.line_num}", cells) for cells in reader]
         except (csv.Error, UnicodeDecodeError) as error:
             where = f"{path}:{reader.line_num + 1}"
-            raise UserError(f"is not UTF-8 CSV ({error})", where=where, remedy="fetch it again") from error
+            raise UserError(f"is not UTF-8 CSV ({error})", where=where, remedy="download it again") from error
     names = lines[0][1] if lines else []
     if lacking := [name for name in _ARGUMENT if name not in names]:
         remedy = f"its columns are {', '.join(names)}"
-        raise UserError(f"has no column {lacking[0]!r}", where=str(path), remedy=remedy)
+        raise UserError(f"lacks the column {lacking[0]!r}", where=str(path), remedy=remedy)
     for where, cells in lines[1:]:
         if len(cells) == len(names):
             yield Row(dict(zip(names, cells, strict=True)), where)

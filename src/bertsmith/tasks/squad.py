@@ -43,7 +43,7 @@ def question_table_reader(unanswered: Unanswered) -> Reader:
                 continue
             if index == 0 and "passage" not in row.values and "context" not in row.values:
                 remedy = f"its columns are {', '.join(map(repr, row.values))}"
-                raise UserError("has no column 'passage' (or 'context')", where=row.where, remedy=remedy)
+                raise UserError("lacks a column 'passage' (or 'context')", where=row.where, remedy=remedy)
             entry = _entry_of_row(row.values, str(index))
             yield _question(entry, where=row.where, unanswered=unanswered)
 

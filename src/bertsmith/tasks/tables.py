@@ -181,7 +181,7 @@ def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str
             items = json.loads(b"".join(line for _, line in held))
         except (ValueError, RecursionError) as error:
             if bare_suffix(path) == ".json":
-                remedy = "write one array of objects, or one object a line"
+                remedy = "write one array of objects, or one object per line"
                 raise UserError(f"is not valid JSON ({error})", where=str(path), remedy=remedy) from error
         else:
             for number, item in enumerate(items, 1):
@@ -214,7 +214,7 @@ def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | 
                     yield Row(values, f"{path}:{number}")
     except (ArrowException, OSError, ValueError) as error:
         what = f"is not a whole Parquet file ({error})"
-        raise UserError(what, where=str(path), remedy="fetch it again") from error
+        raise UserError(what, where=str(path), remedy="download it again") from error
 
 
 def numbered_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, bytes]]:
@@ -269,9 +269,9 @@ def _json_object(line: bytes, where: str) -> dict[str, Any] | BadLine:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return BadLine(f"is not valid JSON ({error})", where, "mend it: one object a line")
+        return BadLine(f"is not valid JSON ({error})", where, "correct it: one object per line")
     if not isinstance(value, dict):
-        return BadLine("is not a JSON object", where, "write one object a line")
+        return BadLine("is not a JSON object", where, "write one object per line")
     return value
 
 
@@ -295,7 +295,7 @@ def _refuse_missing(names: Sequence[str], needed: Sequence[str], where: str, *, 
     for name in needed:
         if name not in names:
             remedy = f"its columns are {_listed(names)}{_other_delimiter(names) or advice}"
-            raise UserError(f"has no column {name!r}", where=where, remedy=remedy)
+            raise UserError(f"lacks the column {name!r}", where=where, remedy=remedy)
 
 
 def _other_delimiter(names: Sequence[str]) -> str:
@@ -304,7 +304,7 @@ def _other_delimiter(names: Sequence[str]) -> str:
     if not found:
         return ""
     spelled = "tab" if found[0] == "\t" else f"'{found[0]}'"
-    return f"; its cells seem to be parted by {DELIMITERS[found[0]]}: say --delimiter {spelled}"
+    return f"; its cells seem to be separated by {DELIMITERS[found[0]]}: use --delimiter {spelled}"
 
 
 def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLine:

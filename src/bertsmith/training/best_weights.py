@@ -94,7 +94,7 @@ class BestWeights:
         file = self._file(values["step"])
         remedy = "the saved state needs it: remove the run folder and start again"
         if file.is_file() and values["sha256"] != sha256_of(file):
-            raise UserError("is damaged: its checksum is another", where=str(file), remedy=remedy)
+            raise UserError("is damaged: its checksum differs", where=str(file), remedy=remedy)
         weights = read_safetensors(file, remedy=remedy)
         return Best(values["value"], values["loss"], values["step"], weights, values["waited"])
 

@@ -72,7 +72,7 @@ def test_an_export_of_all_that_was_killed_is_finished_by_the_same_command(run, m
         for step in STEPS
     )
     (step_folder(tmp_path, 6) / "card.md").write_text("of another run")
-    assert "step-00000006: is there already" in mistake(
+    assert "step-00000006: already exists" in mistake(
         capsys, "checkpoint", "export", run, "--all", "--out", tmp_path
     )
 
@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_and_a_taken_folder_are_refused(store, tmp_path):
         run_tiny(store, tmp_path / "run", "run.steps=2")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         export_checkpoints(tmp_path / "run", {2: tmp_path / "taken"})
     (shard,) = step_folder(tmp_path / "run" / "checkpoints", 2).glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")

@@ -123,7 +123,7 @@ def test_every_option_reaches_the_store(given, tmp_path) -> None:
 
 def test_a_store_that_is_there_is_left_alone(given) -> None:
     run(*given)
-    with pytest.raises(UserError, match="store: is there already; choose another --out, or remove it"):
+    with pytest.raises(UserError, match="store: already exists; choose another --out, or remove it"):
         run(*given)
 
 

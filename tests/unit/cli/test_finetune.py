@@ -107,7 +107,7 @@ def test_pairs_are_two_columns(give, capsys, reviews, tmp_path):
         "--out",
         tmp_path / "o.csv",
     )
-    assert "new.csv:1: has no column 'second'" in line
+    assert "new.csv:1: lacks the column 'second'" in line
 
 
 def test_every_line_of_a_file_is_predicted_whatever_its_name(give, capsys, reviews, tmp_path):
@@ -296,7 +296,7 @@ MISTAKES = {
     "unknown task": (("sst", "--data", "DATA"), "there is no task 'sst'; did you mean sst2?"),
     "wrong column": (
         ("custom", "--data", "DATA", "--text", "reviews", "--label", "class"),
-        "my.csv:1: has no column 'reviews'; its columns are 'number', 'review'",
+        "my.csv:1: lacks the column 'reviews'; its columns are 'number', 'review'",
     ),
     "no columns": (
         ("custom", "--data", "DATA"),
@@ -376,7 +376,7 @@ MISTAKES = {
     ),
     "no such ids": (
         ("custom", "--data", "DATA", *OWN, "--id", "key"),
-        "has no column 'key'; its columns are 'number'",
+        "lacks the column 'key'; its columns are 'number'",
     ),
     "one label": (
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),

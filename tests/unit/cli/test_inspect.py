@@ -121,7 +121,7 @@ def test_ids_decide_the_parts_as_they_do_in_training(tmp_path) -> None:
         return json.loads(run(*words))["splits"][1]["examples"]
 
     assert dev_texts(list(range(100))) == dev_texts(list(range(99, -1, -1)))
-    with pytest.raises(UserError, match="has no column 'key'"):
+    with pytest.raises(UserError, match="lacks the column 'key'"):
         run(tmp_path / "my.csv", "--text", "review", "--label", "stars", "--id", "key")
 
 

@@ -417,7 +417,7 @@ def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folde
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("why?",), "one passage is wanted; say --passage FILE"),
+        (("why?",), "one passage is wanted; use --passage FILE"),
         (("why?", "--passage-text", "so", "--passage", "x"), "one passage is wanted"),
         (("why?", "--passage", "gone.txt"), "gone.txt: cannot be read"),
         ((" ", "--passage-text", "so"), "the question: is empty"),

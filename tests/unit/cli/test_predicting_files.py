@@ -250,7 +250,7 @@ def test_a_file_without_a_text_is_rejected(capsys, folders, file, words, monkeyp
     monkeypatch.chdir(tmp_path)
     file.write_bytes(b"")
     line = mistake(capsys, *words, file, "--model", folders / "classes")
-    assert line == f"bertsmith: {file}: holds no text; write one text a line"
+    assert line == f"bertsmith: {file}: holds no text; write one text per line"
 
 
 @pytest.mark.parametrize("words", [(), ("a text", "--input", "x"), ("--input", "x", "--second", "y")])

@@ -70,7 +70,7 @@ def test_data_that_cannot_be_read_leaves_nothing_written(capsys, run, texts, tmp
     data, out = tmp_path / "new.tsv", tmp_path / "int8"
     data.write_text("text\tlabel\nwarm tea\t1\n")
     said = mistake(capsys, "quantise", "--model", run, "--calibrate", texts, "--data", data, "--out", out)
-    assert "has no column 'sentence'" in said and not out.exists()
+    assert "lacks the column 'sentence'" in said and not out.exists()
 
 
 def test_eight_bit_products_are_taken_where_the_machine_has_them(
@@ -113,7 +113,7 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, run, texts, tmp_
     assert bertsmith(capsys, *given, "--calibrate", tmp_path / "pairs.csv", *columns).code == 0
     again = ("quantise", "--model", tmp_path / "out", "--weights-only", "--out", tmp_path / "twice")
     assert "is quantised already; give the model that it was made from" in mistake(capsys, *again)
-    assert "is there already" in mistake(capsys, *given, "--calibrate", texts)
+    assert "already exists" in mistake(capsys, *given, "--calibrate", texts)
     base = ("classify", "warm tea", "--model", run, "--base", tmp_path / "out")
     assert "quantised weights take no adapters" in mistake(capsys, *base)
     learn = ("finetune", "sst2", "--model", tmp_path / "out", "--data", run.parent.parent / "data" / "sst2")

@@ -133,7 +133,7 @@ def test_the_column_of_a_table_is_tagged(capsys, folders, tmp_path, suffix):
 def test_a_column_that_is_not_there_is_told(capsys, folders, tmp_path):
     words = ("--text", "rewiev", "--model", folders / "plain", "--out", tmp_path / "v.npy")
     line = mistake(capsys, "embed", "--input", write_table(tmp_path, ".csv"), *words)
-    assert "has no column 'rewiev'; its columns are 'id', 'review', 'reply'" in line
+    assert "lacks the column 'rewiev'; its columns are 'id', 'review', 'reply'" in line
 
 
 @pytest.mark.parametrize("option", [("--text2", "b"), ("--delimiter", ";"), ("--columns", "a,b")])
@@ -182,7 +182,7 @@ def test_a_dash_is_the_standard_input(capsys, folders, piped, words, lines, prin
 def test_the_standard_input_has_no_columns(capsys, folders, piped):
     piped("a\tb\n")
     line = mistake(capsys, "classify", "--input", "-", "--text", "a", "--model", folders / "classes")
-    assert "standard input: is read line by line and has no columns" in line
+    assert "standard input: is read line by line, without columns" in line
 
 
 @pytest.mark.parametrize("words", [(), ("a cat", "--input", "x")])

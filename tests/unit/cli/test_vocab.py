@@ -92,7 +92,7 @@ def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Pat
 
 def test_a_file_in_the_place_of_the_folder_is_rejected_before_any_work(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "vocab").write_text("")
-    with pytest.raises(UserError, match="vocab: is there already"):
+    with pytest.raises(UserError, match="vocab: already exists"):
         run("no-such-text", "--out", tmp_path / "vocab")
 
 
@@ -100,7 +100,7 @@ def test_a_file_in_the_place_of_the_folder_is_rejected_before_any_work(corpus: P
 def test_a_folder_that_holds_anything_is_left_as_it_is(corpus: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / name).write_text("mine")
-    with pytest.raises(UserError, match="model: is there already; choose another --out"):
+    with pytest.raises(UserError, match="model: already exists; choose another --out"):
         run(corpus / "a.txt.xz", "--out", tmp_path / "model")
     assert [(file.name, file.read_text()) for file in (tmp_path / "model").iterdir()] == [(name, "mine")]
 

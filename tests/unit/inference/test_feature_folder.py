@@ -109,7 +109,7 @@ def test_two_processes_do_not_write_one_folder(bert, tmp_path, monkeypatch):
             pass
     with writing_features(bert, request) as writer:
         writer.append(TEXTS[:1], [1])
-    with pytest.raises(UserError, match="is there already"), writing_features(bert, request):
+    with pytest.raises(UserError, match="already exists"), writing_features(bert, request):
         pass
 
 

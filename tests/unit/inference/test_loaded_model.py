@@ -274,10 +274,10 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
         (lambda b: b.embed([("fine", "")]), "text 0: its second text is empty; give it some words"),
         (
             lambda b: b.embed([("a", "b", "c")]),
-            "text 0: is tuple, neither a text nor a pair; a text is a str",
+            "text 0: is tuple, not a text or a pair; a text is a str",
         ),
-        (lambda b: b.embed([3]), "text 0: is int, neither a text nor a pair"),
-        (lambda b: b.embed(["a", ["b", "c"]]), "text 1: is list, neither a text nor a pair"),
+        (lambda b: b.embed([3]), "text 0: is int, not a text or a pair"),
+        (lambda b: b.embed(["a", ["b", "c"]]), "text 1: is list, not a text or a pair"),
         (lambda b: b.embed(7), "a list of texts is expected, not int"),
         (lambda b: b.embed(["fine", "\u200b\x00"]), "text 1: has no token that the model can read"),
         (lambda b: b.embed([("fine", "\x00")]), "text 0: has no token that the model can read"),

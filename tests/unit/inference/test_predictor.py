@@ -276,7 +276,7 @@ def test_a_folder_without_the_head_names_the_command_that_makes_one(bert, ask_it
     [
         (lambda b: b.classify("a text"), "a list of texts is expected, not str"),
         (lambda b: b.classify(["a", " "]), "text 1: is empty"),
-        (lambda b: b.classify([3]), "text 0: is int, neither a text nor a pair"),
+        (lambda b: b.classify([3]), "text 0: is int, not a text or a pair"),
         (lambda b: b.classify(["\ud800"]), "text 0: character 0 is a lone surrogate"),
         (lambda b: b.classify(["snow " * 90]), "text 0: has 92 tokens but the model takes 64"),
         (lambda b: b.classify(["a", ("a", "b")]), "text 1: has 2 texts where the first example has 1"),
@@ -291,12 +291,12 @@ def test_a_folder_without_the_head_names_the_command_that_makes_one(bert, ask_it
         (lambda b: b.entities("a"), "mark no stretches of words (they are NOUN, VERB ...); call tag"),
         (lambda b: b.answer("", "a passage"), "question 0: is empty"),
         (lambda b: b.answer("a question", " "), "passage 0: is empty"),
-        (lambda b: b.answer("a question", 3), "text 0: is int, neither a text nor a pair"),
+        (lambda b: b.answer("a question", 3), "text 0: is int, not a text or a pair"),
         (lambda b: b.answer("a", "b", best=0), "best is 0"),
         (lambda b: b.answers_each(["a question"]), "text 0: is one text, not a pair"),
         (
             lambda b: b.answers_each([("a", "b"), ("a", "b", "c")]),
-            "text 1: is tuple, neither a text nor a pair",
+            "text 1: is tuple, not a text or a pair",
         ),
         (lambda b: b.entities_each("a text"), "mark no stretches of words"),
     ],
@@ -322,7 +322,7 @@ def test_a_choice_takes_pairs_and_at_least_two(tmp_path):
     for options, said in (
         ([("a", "b")], "a choice among 1 is none"),
         (["a", "b"], "text 0: is one text, not a pair"),
-        ([("a", "b"), ["c", "d"]], "text 1: is list, neither a text nor a pair"),
+        ([("a", "b"), ["c", "d"]], "text 1: is list, not a text or a pair"),
         (long, "text 0: has 94 tokens but the model takes 64"),
     ):
         with pytest.raises(UserError, match=said):

@@ -97,7 +97,7 @@ def test_a_folder_that_is_none_is_rejected(tmp_path):
     assert "is not a folder" in complaint(tmp_path / "nowhere")
     assert "config.json: cannot be read" in complaint(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    assert "holds no JSON object" in complaint(tmp_path)
+    assert "is not a JSON object" in complaint(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": ')
     assert "is not valid JSON" in complaint(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")

@@ -136,7 +136,7 @@ def test_what_it_cannot_learn_is_one_line(settings, told):
         load_recipe("bert-tiny", [*RUN, *settings])
 
 
-MASKED = "has no mask_token; set examples.objective to left-to-right, or take a vocabulary with a mask"
+MASKED = "lacks a mask_token; set examples.objective to left-to-right, or use a vocabulary with a mask"
 BESIDE = "distill.teacher: .* is read beside words; take models that were trained with masks"
 
 

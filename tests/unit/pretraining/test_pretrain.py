@@ -127,7 +127,7 @@ def test_the_card_tells_what_happened(finished):
         f"8 steps, {last['tokens']:,} tokens,",
         "0 steps skipped; from scratch.",
         f"| token loss | {last['token_loss']:.4f} |",
-        f"| pair accuracy of always giving the commoner answer | {last['pair_majority']:.1%} |",
+        f"| pair accuracy of always giving the more frequent answer | {last['pair_majority']:.1%} |",
         "| sequences | 8 |",
         "unigram entropy",
     ):

@@ -125,7 +125,7 @@ def test_a_wrong_column_is_rejected_with_the_columns_there_are(tmp_path, name) -
         written(tmp_path, name, {"a.tsv": "a\tb\n", "a.csv": "a,b\n", "a.jsonl": '{"a": 1, "b": 2}\n'}[name])
     with pytest.raises(UserError) as told:
         list(rows_of(path, Columns(("review",))))
-    assert told.value.what == "has no column 'review'"
+    assert told.value.what == "lacks the column 'review'"
     advice = "; a file without a header takes --columns a,b,c" if name in ("a.tsv", "a.csv") else ""
     assert told.value.remedy == f"its columns are 'a', 'b'{advice}"
 
@@ -163,7 +163,7 @@ def test_a_record_of_csv_that_is_no_utf8_is_reported_and_the_next_is_read(tmp_pa
 @pytest.mark.parametrize(("header", "option"), [("text,stars", "','"), ("text;stars", "';'")])
 def test_a_tsv_with_another_delimiter_is_told_which_option_helps(tmp_path, header, option) -> None:
     path = written(tmp_path, "a.tsv", f"{header}\n")
-    with pytest.raises(UserError, match=f"its cells seem to be parted by .*: say --delimiter {option}"):
+    with pytest.raises(UserError, match=f"its cells seem to be separated by .*: use --delimiter {option}"):
         list(rows_of(path, Columns(("text",))))
 
 
@@ -173,7 +173,7 @@ def test_a_missing_column_of_a_csv_is_told_beside_those_that_its_delimiter_gives
     tmp_path, header, needed
 ) -> None:
     path = written(tmp_path, "a.csv", f"{header}\n")
-    line = f"has no column '{needed[-1]}'; its columns are 'text', 'stars'"
+    line = f"lacks the column '{needed[-1]}'; its columns are 'text', 'stars'"
     with pytest.raises(UserError, match=line):
         list(rows_of(path, Columns(needed)))
 

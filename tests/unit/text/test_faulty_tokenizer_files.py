@@ -34,17 +34,17 @@ def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) ->
     with pytest.raises(UserError) as caught:
         Tokenizer.load(tmp_path)
     line = str(caught.value)
-    assert line.startswith(f"{tmp_path}: holds no tokenizer")
+    assert line.startswith(f"{tmp_path}: does not contain a tokenizer")
     assert all(name in line for name in ("tokenizer.json", "vocab.txt", "vocab.json with merges.txt"))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", r"vocab.txt: has no piece '\[UNK\]'"),
-        (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[UNK\]'.*unk_token"),
-        (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[SEP\]'.*sep_token"),
-        (b"[UNK]\n\xff\n", r"vocab.txt: is no UTF-8 text .*position 6"),
+        (b"", r"vocab.txt: lacks the piece '\[UNK\]'"),
+        (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: lacks the piece '\[UNK\]'.*unk_token"),
+        (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"vocab.txt: lacks the piece '\[SEP\]'.*sep_token"),
+        (b"[UNK]\n\xff\n", r"vocab.txt: is not UTF-8 text .*position 6"),
     ],
 )
 def test_a_faulty_vocab_txt_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
@@ -56,14 +56,14 @@ def test_a_faulty_vocab_txt_is_rejected(content: bytes, message: str, tmp_path: 
     ("content", "message"),
     [
         ("", "vocab.json: is not valid JSON"),
-        ("[1]", "vocab.json: holds no JSON object"),
+        ("[1]", "vocab.json: is not a JSON object"),
         ("{}", "vocab.json: no piece has id 0"),
         ('{"a": "0"}', "vocab.json: the id of 'a' is '0'"),
         ('{"a": true}', "vocab.json: the id of 'a' is True"),
         ('{"a": 0, "b": 2}', "vocab.json: no piece has id 1, though there are 2 pieces"),
         ('{"a": 0, "b": 0}', "vocab.json: no piece has id 1"),
         ('{"a": 0, "b": -1}', "vocab.json: no piece has id 1"),
-        ('{"a": 0}', "vocab.json: has no piece '<unk>'"),
+        ('{"a": 0}', "vocab.json: lacks the piece '<unk>'"),
     ],
 )
 def test_a_faulty_vocab_json_is_rejected(content: str, message: str, tmp_path: Path) -> None:
@@ -84,13 +84,13 @@ def test_a_faulty_line_of_merges_txt_is_rejected(line: str, tmp_path: Path) -> N
 def test_a_cut_off_tokenizer_json_is_rejected(size: int, tmp_path: Path) -> None:
     file = makers.modern_bpe(tmp_path) / "tokenizer.json"
     file.write_bytes(file.read_bytes()[:size])
-    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
+    assert_refused(tmp_path, "tokenizer.json: is not a usable tokenizer")
 
 
 @pytest.mark.parametrize("content", ["[]", "1", "null", '"a"', "{}", '{"model": {}}', "[" * 100_000])
 def test_a_tokenizer_json_of_another_kind_is_rejected(content: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
-    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
+    assert_refused(tmp_path, "tokenizer.json: is not a usable tokenizer")
 
 
 def test_a_template_with_an_id_outside_the_vocabulary_is_rejected(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_template_with_an_id_outside_the_vocabulary_is_rejected(tmp_path: Path
 def test_a_template_with_an_unknown_token_is_rejected(tmp_path: Path) -> None:
     file = makers.albert_unigram(tmp_path) / "tokenizer.json"
     edit_json(file, lambda parts: parts["post_processor"]["special_tokens"].pop("[SEP]"))
-    assert_refused(tmp_path, "tokenizer.json: its template names .*, none of its special_tokens")
+    assert_refused(tmp_path, "tokenizer.json: its template names .*, not one of its special_tokens")
 
 
 def test_two_pieces_with_one_id_are_rejected(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_model_without_its_unknown_piece_is_rejected(tmp_path: Path) -> None:
     library = Library(models.WordPiece({"iron": 0}, unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
     library.save(str(tmp_path / "tokenizer.json"))
-    assert_refused(tmp_path, r"tokenizer.json: is no usable tokenizer .*Missing \[UNK\]")
+    assert_refused(tmp_path, r"tokenizer.json: is not a usable tokenizer .*Missing \[UNK\]")
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_model_without_its_unknown_piece_is_rejected(tmp_path: Path) -> None:
         ({"do_lower_case": "yes"}, "do_lower_case is 'yes'; write true or false"),
         ({"mask_token": 4}, "mask_token is 4; write the token as a string"),
         ({"mask_token": {"content": 4}}, "mask_token is 4"),
-        ({"mask_token": "<mask>"}, "has no piece '<mask>'"),
+        ({"mask_token": "<mask>"}, "lacks the piece '<mask>'"),
         ({"additional_special_tokens": 7}, "additional_special_tokens is 7; write a list"),
         ({"extra_special_tokens": [7]}, "extra_special_tokens is 7; write the token as a string"),
         ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder is malformed"),

@@ -161,7 +161,7 @@ def test_tokens_per_word_are_those_of_the_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "complaint"),
     [
-        ("", VocabularySettings(100), "no words to learn from"),
+        ("", VocabularySettings(100), "the text contains no words"),
         ("a b c d", VocabularySettings(8), "vocabulary of 8 cannot hold the 9 special and one-character"),
         ("a", VocabularySettings(200, kind="byte-bpe"), "vocabulary of 200 cannot hold the 261"),
     ],
