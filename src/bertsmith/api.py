@@ -310,7 +310,7 @@ def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
     for key, values in sweep.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             remedy = f'give a list: sweep={{"{key}": [...]}}'
-            raise UserError(f"{key} has no list of values", where="sweep", remedy=remedy)
+            raise UserError(f"{key} lacks a list of values", where="sweep", remedy=remedy)
         # A string is written without quotes, as on the command line.
         texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
         if len(set(texts[key])) < len(texts[key]):

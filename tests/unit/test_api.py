@@ -155,7 +155,7 @@ def test_predict_needs_no_labels_and_saves_what_the_name_says(run, tmp_path):
 
 def test_bad_rows_are_counted_on_request(run, rows):
     spoiled = [*rows[:3], {"review": "", "class": "hot"}]
-    with pytest.raises(bertsmith.UserError, match="has no text in review"):
+    with pytest.raises(bertsmith.UserError, match="lacks a text in review"):
         bertsmith.evaluate(run.folder, spoiled, device="cpu")
     assert bertsmith.evaluate(run.folder, spoiled, skip_bad=True, device="cpu").skipped == 1
 
@@ -187,7 +187,7 @@ def test_a_table_that_is_written_otherwise_is_read_as_it_is_told(run, model, tmp
     found = bertsmith.evaluate(run.folder, file, device="cpu", **form)
     assert found.table()[0]["text"] == "the sun ä"
     assert bertsmith.predict(run.folder, file, device="cpu", **form).table() == found.table()
-    with pytest.raises(bertsmith.UserError, match="^delimiter: '::' cannot part cells"):
+    with pytest.raises(bertsmith.UserError, match="^delimiter: '::' cannot separate cells"):
         bertsmith.predict(run.folder, file, delimiter="::")
 
 
@@ -251,13 +251,13 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
             lambda out: bertsmith.finetune(
                 [{"a": "x", "b": "y"}, {"a": "", "b": "z"}], out=out, text="a", label="b"
             ),
-            r"^row 2 of data: has no text in a; .*, or leave such lines out with skip_bad=True$",
+            r"^row 2 of data: lacks a text in a; .*, or leave such lines out with skip_bad=True$",
         ),
         (
             lambda out: bertsmith.finetune(
                 {"train": [{"a": "x", "b": "y"}], "dev": [{"a": "", "b": "y"}]}, out=out, text="a", label="b"
             ),
-            r'^row 1 of data\["dev"\]: has no text in a',
+            r'^row 1 of data\["dev"\]: lacks a text in a',
         ),
         (
             lambda out: bertsmith.finetune(
@@ -292,7 +292,7 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={"run.seed": "12"}),
-            '^sweep: run.seed has no list of values; give a list: sweep={"run.seed": ',
+            '^sweep: run.seed lacks a list of values; give a list: sweep={"run.seed": ',
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={"run.seed": [1, 1]}),

@@ -180,7 +180,7 @@ def without_unreadable(bert: "Bert", piece: Piece, *, truncate: bool) -> Piece:
 def report_skipped(bad: Sequence[UserError]) -> None:
     """Print the number of skipped lines and the first error, if any line was skipped."""
     if bad:
-        echo(f"{len(bad):,} bad lines were skipped, the first one: {bad[0].line()}", err=True)
+        echo(f"{len(bad):,} bad lines were skipped, first: {bad[0].line()}", err=True)
 
 
 def standard_input() -> BinaryIO:

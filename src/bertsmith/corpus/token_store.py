@@ -3,7 +3,7 @@
 manifest.json            contents of the store, its settings, and the sha256 of every other file
 tokenizer/               the tokenizer that made the ids
 shard-00000.tokens ...   token ids, little-endian; every shard but the last has `shard_tokens` of them
-shard-00000.units  ...   only with a lexicon: one byte per token, 2 * kind at the first token of a unit, + 1 inside it
+shard-00000.units  ...   only with a lexicon: per token one byte, 2 * kind of its unit, + 1 inside the unit
 sentence_starts.npy      the first token of each sentence, and the end of the last sentence
 document_starts.npy      the first sentence of each document, and the end of the last document
 token_counts.npy         number of occurrences of each id

@@ -88,7 +88,7 @@ def _quoted_tab_rows(path: Path) -> Iterator[Row | BadLine]:
         if len(cells) == len(names):
             yield Row(dict(zip(names, cells, strict=True)), where)
         else:
-            yield BadLine(f"has {len(cells)} columns where {len(names)} are expected", where, _MEND)
+            yield BadLine(f"has {len(cells)} columns instead of {len(names)}", where, _MEND)
 
 
 def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
@@ -98,7 +98,7 @@ def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
         answers = [None] * len(questions)  # a test set with withheld answers
     lists = [each for each in (questions, options, answers) if isinstance(each, list)]
     if not isinstance(article, str) or len(lists) < 3 or len({len(each) for each in lists}) > 1:
-        what = "has no article with as many lists of options and answers as questions"
+        what = "needs an article, and an equal number of questions, lists of options and answers"
         yield BadLine(what, row.where, _MEND)
         return
     passage = row.values.get("id", row.where)
@@ -120,7 +120,7 @@ def _example(
     key: str, options: Sequence[tuple[Any, Any]], *, label: Any, where: str
 ) -> ChoiceExample | BadLine:
     if len(options) < 2 or not all(isinstance(text, str) for pair in options for text in pair):
-        what = f"needs two options or more, all of them texts, and at most {_MAX_BLANKS} blanks"
+        what = f"needs at least two options, all of them texts, and at most {_MAX_BLANKS} blanks"
         return BadLine(what, where, _MEND)
     example = ChoiceExample(key, tuple(options), None, where)
     try:

@@ -71,7 +71,7 @@ def cached_encoding(folder: Path, key: str, kind: AnyKind, make: Callable[[], En
 
 @cache
 def _warn_once(folder: Path, what: str) -> None:
-    log.warning("%s: %s; every run encodes its texts anew", folder, what)
+    log.warning("%s: %s; every run encodes its texts again", folder, what)
 
 
 # --- one file: named arrays, and a hash of them ---

@@ -54,7 +54,7 @@ def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
 
 def test_a_folder_that_is_not_there_is_told_with_the_file_that_was_looked_for(capsys, run, tmp_path):
     told = mistake(capsys, "evaluate", run[0].folder, "--data", tmp_path / "none")
-    assert "no such file or folder; name a folder with dev.tsv" in told
+    assert "does not exist; name a folder with dev.tsv" in told
 
 
 def test_another_split_can_be_chosen(capsys, run):
@@ -115,8 +115,8 @@ def test_mistakes_are_one_line(capsys, run, tmp_path):
     write_toy_folder(tmp_path / "plain")
     for words, said in (
         ((folder, "--data", tmp_path / "new.tsv"), "have no label to compare with"),
-        ((folder, "--data", tmp_path / "gone.tsv"), "gone.tsv: no such file or folder"),
-        ((folder, "--data", data, "--split", "exam"), "SST-2 has no split 'exam'"),
+        ((folder, "--data", tmp_path / "gone.tsv"), "gone.tsv: does not exist"),
+        ((folder, "--data", data, "--split", "exam"), "SST-2 does not have a split 'exam'"),
         ((tmp_path / "gone", "--data", data), "there is no such folder"),
         ((tmp_path / "plain", "--data", data), "was not fine-tuned here"),
     ):

@@ -267,7 +267,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(give, tmp_path, monk
     (tmp_path / "cache").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert give("sst2", "--data", sst2(tmp_path / "data"), *SHORTLY).code == 0
-    assert sum("every run encodes its texts anew" in line for line in caplog.messages) == 1
+    assert sum("every run encodes its texts again" in line for line in caplog.messages) == 1
 
 
 def test_for_machines_every_line_is_an_object(give, tmp_path):
@@ -293,7 +293,7 @@ def test_bad_lines_that_are_skipped_are_counted(give, reviews):
 
 
 MISTAKES = {
-    "unknown task": (("sst", "--data", "DATA"), "there is no task 'sst'; did you mean sst2?"),
+    "unknown task": (("sst", "--data", "DATA"), "unknown task 'sst'; did you mean sst2?"),
     "wrong column": (
         ("custom", "--data", "DATA", "--text", "reviews", "--label", "class"),
         "my.csv:1: lacks the column 'reviews'; its columns are 'number', 'review'",
@@ -307,9 +307,9 @@ MISTAKES = {
     "unknown kind": (("custom", "--data", "DATA", *OWN, "--kind", "rank"), "--kind: unknown kind 'rank'"),
     "words for numbers": (
         ("custom", "--data", "DATA", *OWN, "--kind", "regress"),
-        "my.csv:2: has 'icy' where a number is expected",
+        "my.csv:2: has 'icy' instead of a number",
     ),
-    "no data": (("custom", "--data", "nowhere.csv", *OWN), "nowhere.csv: no such file or folder"),
+    "no data": (("custom", "--data", "nowhere.csv", *OWN), "nowhere.csv: does not exist"),
     "no model": (
         ("custom", "--data", "DATA", *OWN, "--model", "nowhere"),
         "nowhere: there is no such folder",
@@ -380,7 +380,7 @@ MISTAKES = {
     ),
     "one label": (
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
-        "there is nothing to tell apart: the examples have only the label 'x'",
+        "there is nothing to learn: the examples have only the label 'x'",
     ),
     "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "--set text.longest=128"),
 }

@@ -80,7 +80,7 @@ def test_a_table_is_read_and_written(capsys, model, expected, tmp_path):
     table, out = tmp_path / "in.csv", tmp_path / "out.csv"
     table.write_text("id,said\n" + "".join(f"1,{text}\n" for text in (*TEXTS, " ")))
     words = ("likelihood", "--input", table, "--text", "said", "--model", model)
-    assert "has no text in said" in mistake(capsys, *words, "--out", out)
+    assert "lacks a text in said" in mistake(capsys, *words, "--out", out)
     assert not out.exists()
     told = bertsmith(capsys, *words, "--skip-bad", "--out", out)
     assert told.out == f"3 rows -> {out}\n" and "1 bad lines were skipped" in told.err

@@ -131,8 +131,11 @@ def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):
         ((one, two, "--input", new), "several models were given; add --ensemble"),
         (("--ensemble", one, tags, "--input", new), "was not fine-tuned for the same task and labels"),
         ((tmp_path / "gone", "--input", new), "there is no such folder"),
-        ((one, "--input", tmp_path / "gone.tsv"), "gone.tsv: no such file or folder"),
-        ((tags, "--input", runs["tags"][1], "--official", tmp_path), "the GLUE site takes no predictions"),
+        ((one, "--input", tmp_path / "gone.tsv"), "gone.tsv: does not exist"),
+        (
+            (tags, "--input", runs["tags"][1], "--official", tmp_path),
+            "the GLUE site does not accept predictions",
+        ),
     ):
         assert said in mistake(capsys, "predict", *words, *out)
         assert not (tmp_path / "out.tsv").exists()

@@ -140,7 +140,7 @@ def test_what_cannot_be_written_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     for target in (tmp_path / "file", tmp_path / "file" / "below"):
         with (
-            pytest.raises(UserError, match=r"cannot be written \(.*\); choose a place"),
+            pytest.raises(UserError, match=r"cannot be written \(.*\); choose a writable place"),
             atomic_folder(target),
         ):
             pass

@@ -224,7 +224,7 @@ def test_a_folder_in_which_another_run_works_is_rejected(model, tmp_path):
 def test_a_run_that_was_rejected_leaves_nothing_and_the_mended_command_runs(model, tmp_path):
     wrong = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
     mended = wrong.data
-    with pytest.raises(UserError, match="no such file or folder"):
+    with pytest.raises(UserError, match="does not exist"):
         finetune(replace(wrong, data=tmp_path / "nowhere"), Notebook())
     with pytest.raises(UserError, match="text.longest=128"):
         tune("sst2", model, tmp_path, "text.longest=500")

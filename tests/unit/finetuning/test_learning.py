@@ -50,7 +50,7 @@ def test_equal_weights_are_the_default(model, tmp_path):
 
 
 def test_balance_means_nothing_to_numbers(model, tmp_path):
-    with pytest.raises(UserError, match='"balanced" means nothing for a task of the kind regress'):
+    with pytest.raises(UserError, match='"balanced" does not apply to tasks of the kind regress'):
         tune("stsb", model, tmp_path, "head.class_weights=balanced")
 
 

@@ -160,7 +160,7 @@ def test_the_official_file_has_the_name_and_the_spelling_of_the_site(runs, glue_
 @pytest.mark.parametrize("name", ["swag", "wnut17", "squad"])
 def test_other_tasks_have_no_official_file(runs, tmp_path, name):
     predicted = predict_labelled(runs[name][0][:1], runs[name][1], device="cpu")
-    with pytest.raises(UserError, match="the GLUE site takes no predictions for"):
+    with pytest.raises(UserError, match="the GLUE site does not accept predictions for"):
         write_official(tmp_path, predicted)
     assert not list(tmp_path.iterdir())
 

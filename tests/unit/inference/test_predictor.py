@@ -279,7 +279,7 @@ def test_a_folder_without_the_head_names_the_command_that_makes_one(bert, ask_it
         (lambda b: b.classify([3]), "text 0: is int, not a text or a pair"),
         (lambda b: b.classify(["\ud800"]), "text 0: character 0 is a lone surrogate"),
         (lambda b: b.classify(["snow " * 90]), "text 0: has 92 tokens but the model takes 64"),
-        (lambda b: b.classify(["a", ("a", "b")]), "text 1: has 2 texts where the first example has 1"),
+        (lambda b: b.classify(["a", ("a", "b")]), "text 1: has 2 texts, but the first example has 1"),
         (lambda b: b.score(["a"]), "gives a text a class, not a number; call classify"),
         (lambda b: b.tag("a sentence"), "a list of texts is expected, not str"),
         (lambda b: b.tag(["fine", ""]), "text 1: is empty"),

@@ -113,7 +113,7 @@ def test_a_ragged_line_is_reported_with_both_counts_and_the_next_is_read(tmp_pat
 def test_a_delimiter_in_the_only_column_is_answered_with_another_delimiter(tmp_path) -> None:
     (bad,) = bad_lines(written(tmp_path, "a.csv", "text\nhot, hotter\n"))
     assert bad.what == "has 2 columns where 1 are expected ('text')"
-    assert bad.remedy.endswith("or say a --delimiter that no text holds")
+    assert bad.remedy.endswith("or use another --delimiter")
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.parquet"])
@@ -126,7 +126,7 @@ def test_a_wrong_column_is_rejected_with_the_columns_there_are(tmp_path, name) -
     with pytest.raises(UserError) as told:
         list(rows_of(path, Columns(("review",))))
     assert told.value.what == "lacks the column 'review'"
-    advice = "; a file without a header takes --columns a,b,c" if name in ("a.tsv", "a.csv") else ""
+    advice = "; for a file without a header, use --columns a,b,c" if name in ("a.tsv", "a.csv") else ""
     assert told.value.remedy == f"its columns are 'a', 'b'{advice}"
 
 
@@ -191,7 +191,7 @@ def test_a_csv_is_read_with_the_delimiter_that_its_header_shows(
         {"text": f'a, b{mark} "c"\nd', "stars": "1"},
         {"text": "2,5", "stars": "2"},
     ]
-    assert [f"a.csv: its first line shows {word} between its cells" in line for line in caplog.messages] == [
+    assert [f"a.csv: its first line has {word} between its cells" in line for line in caplog.messages] == [
         True
     ]
 
@@ -256,7 +256,7 @@ def test_a_headless_csv_is_read_with_the_delimiter_that_gives_its_columns(tmp_pa
 def test_what_describes_itself_takes_no_delimiter_and_no_columns(tmp_path) -> None:
     path = written(tmp_path, "a.jsonl", '{"a": 1}\n')
     for form in (TableFormat(delimiter=";"), TableFormat(columns=("a",))):
-        with pytest.raises(UserError, match="a .jsonl file names its columns itself; leave out --delimiter"):
+        with pytest.raises(UserError, match="a .jsonl file already names its columns; leave out --delimiter"):
             list(rows_of(path, form=form))
 
 
@@ -276,8 +276,8 @@ def test_a_broken_json_array_is_told_as_one(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"delimiter": ";;"}, "--delimiter: ';;' cannot part cells"),
-        ({"delimiter": '"'}, "cannot part cells"),
+        ({"delimiter": ";;"}, "--delimiter: ';;' cannot separate cells"),
+        ({"delimiter": '"'}, "cannot separate cells"),
         ({"encoding": "utf-9"}, "--encoding: unknown encoding 'utf-9'"),
         ({"encoding": "hex"}, "unknown encoding 'hex'"),
         ({"columns": "a,,b"}, "--columns: 'a,,b' does not name columns"),
@@ -358,7 +358,7 @@ def test_a_line_or_cell_of_many_megabytes_is_refused(name, tmp_path) -> None:
     line = b"text\tlabel\n" + b"x" * 40_000_000 if "tsv" in name else b'text,label\n"' + b"x" * 40_000_000
     content = b'{"text": "' + b"x" * 40_000_000 if "json" in name else line
     path = written(tmp_path, name, zstandard.compress(content) if name.endswith("zst") else content)
-    with pytest.raises(UserError, match="is a line of 32 MiB or more; split its texts"):
+    with pytest.raises(UserError, match="has a line of 32 MiB or more; split its texts"):
         values(path, Columns(needed=("text", "label")))
 
 
@@ -370,7 +370,7 @@ def test_a_cell_over_many_lines_is_bounded_too(tmp_path) -> None:
 
 def test_a_cell_of_very_many_lines_is_refused_before_its_end(tmp_path) -> None:
     path = written(tmp_path, "a.csv", 'text,label\nx,y\n"' + "\n" * 200_000)
-    with pytest.raises(UserError, match=r"a\.csv:3: is a cell of more than 100,000 lines"):
+    with pytest.raises(UserError, match=r"a\.csv:3: has a cell of more than 100,000 lines"):
         values(path, Columns(needed=("text", "label")))
 
 

@@ -179,7 +179,7 @@ def test_fewer_characters_are_not_advised_where_there_are_always_256() -> None:
 
 
 def test_bytes_with_unused_pieces_are_rejected() -> None:
-    with pytest.raises(UserError, match="has no .unused. pieces"):
+    with pytest.raises(UserError, match="cannot have .unused. pieces"):
         replace(KINDS[3], unused=1)
 
 
