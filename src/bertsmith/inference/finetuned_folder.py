@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TASK_FILE = "task.json"
 MIX_FILE = "mix.safetensors"
-"""Weights on top of a frozen encoder, which no published class has names for."""
+"""Weights on top of a frozen encoder, which published classes do not have."""
 FINETUNED_FILES = (TASK_FILE, MIX_FILE)
 """Files that `write_finetuned` may write."""
 
@@ -33,9 +33,9 @@ class FinetunedTask:
         return self.config.head.cls == "raw"
 
     def check_exportable(self, where: Path) -> None:
-        """Raise an error if other tools' formats cannot contain what it learned."""
+        """Raise an error if the formats of other tools cannot contain what it learned."""
         if self.mix:
-            what = "is feature-based: what reads its frozen layers has no place in a published model"
+            what = "is feature-based: published formats cannot contain the part that reads its frozen layers"
             raise UserError(what, where=str(where), remedy="fine-tune with another head.encoder to export")
 
 
@@ -50,7 +50,7 @@ def read_finetuned(folder: Path) -> FinetunedTask | None:
         return FinetunedTask(config)
     file, remedy = folder / MIX_FILE, "copy the whole folder again, or fine-tune again"
     if not file.is_file():
-        raise UserError("is missing, and task.json speaks of it", where=str(file), remedy=remedy)
+        raise UserError("is missing, but task.json requires it", where=str(file), remedy=remedy)
     return FinetunedTask(config, read_safetensors(file, remedy=remedy))
 
 

@@ -117,7 +117,7 @@ def test_mistakes_are_one_line(capsys, run, tmp_path):
         ((folder, "--data", tmp_path / "new.tsv"), "have no label to compare with"),
         ((folder, "--data", tmp_path / "gone.tsv"), "gone.tsv: does not exist"),
         ((folder, "--data", data, "--split", "exam"), "SST-2 does not have a split 'exam'"),
-        ((tmp_path / "gone", "--data", data), "there is no such folder"),
+        ((tmp_path / "gone", "--data", data), "this folder does not exist"),
         ((tmp_path / "plain", "--data", data), "was not fine-tuned here"),
     ):
         assert said in mistake(capsys, "evaluate", *words)

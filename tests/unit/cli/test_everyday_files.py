@@ -103,7 +103,7 @@ def test_inspect_tells_why_all_lines_are_bad(capsys, tmp_path):
     words = ("--text", "review", "--label", "stars", "--kind", "regress", "--dev-share", "0")
     line = mistake(capsys, "inspect", tmp_path / "my.csv", *words)
     assert "my.csv: contains no examples: 2 lines were skipped, first: " in line
-    assert "my.csv:2 has '1,234', : its comma may separate thousands or decimals" in line
+    assert "my.csv:2 has '1,234': its comma may separate thousands or decimals" in line
 
 
 # ---- what is written

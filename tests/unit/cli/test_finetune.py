@@ -312,7 +312,7 @@ MISTAKES = {
     "no data": (("custom", "--data", "nowhere.csv", *OWN), "nowhere.csv: does not exist"),
     "no model": (
         ("custom", "--data", "DATA", *OWN, "--model", "nowhere"),
-        "nowhere: there is no such folder",
+        "nowhere: this folder does not exist",
     ),
     "unknown setting": (
         ("custom", "--data", "DATA", *OWN, "--set", "optim.lr=1e-3"),

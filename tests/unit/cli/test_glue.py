@@ -54,8 +54,8 @@ def test_mistakes_are_one_line(capsys, words, tmp_path):
     assert "holds no GLUE task with training data; give the folder that holds some of CoLA, SST-2," in line
     assert line.count("SICK") == 1
     gone = mistake(capsys, "glue", "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
-    assert "nowhere: there is no such folder" in gone
-    assert "there is no such folder" in mistake(capsys, *words, "--model", tmp_path / "nowhere")
+    assert "nowhere: this folder does not exist" in gone
+    assert "this folder does not exist" in mistake(capsys, *words, "--model", tmp_path / "nowhere")
     assert "--lr-grid: it has its own learning rates" in mistake(capsys, *words, "--lr-grid", "--lr", "1e-4")
     assert "give --seeds or --search" in mistake(capsys, *words, "--seeds", "2", "--search", "3")
     assert "optim.lr" in mistake(capsys, *words, "--set", "optim.lr=1")

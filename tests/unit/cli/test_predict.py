@@ -130,7 +130,7 @@ def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):
     for words, said in (
         ((one, two, "--input", new), "several models were given; add --ensemble"),
         (("--ensemble", one, tags, "--input", new), "was not fine-tuned for the same task and labels"),
-        ((tmp_path / "gone", "--input", new), "there is no such folder"),
+        ((tmp_path / "gone", "--input", new), "this folder does not exist"),
         ((one, "--input", tmp_path / "gone.tsv"), "gone.tsv: does not exist"),
         (
             (tags, "--input", runs["tags"][1], "--official", tmp_path),

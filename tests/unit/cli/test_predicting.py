@@ -348,7 +348,7 @@ def test_a_bar_is_as_long_as_the_share():
 # ---- mistakes
 
 
-WHAT_IT_CAN = "it can predict words, say whether one sentence follows another, embed texts, show its inside"
+WHAT_IT_CAN = "it can predict words, judge whether one sentence follows another, embed texts, show its inside"
 
 
 @pytest.mark.parametrize(
@@ -378,24 +378,24 @@ def test_a_model_of_another_kind_points_to_the_own_one(capsys, folders, verb):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("fill", "none"), "bertsmith: the text: has no [MASK]; write [MASK] where a token is wanted"),
-        (("fill", "snow " * 200 + "[MASK]"), "the text: has 203 tokens but the model takes 128; "),
+        (("fill", "none"), "bertsmith: the text: lacks a [MASK]; write [MASK] in place of a token"),
+        (("fill", "snow " * 200 + "[MASK]"), "the text: has 203 tokens, but the model takes 128; "),
         (("fill", "snow " * 200 + "[MASK]"), "or add --truncate"),
         (("fill", "a [MASK]", "--extend", 2, "--together"), "--extend and --together exclude each other"),
         (("fill", "a", "--extend", 2, "--top", 5), "--extend and --top exclude each other; leave one"),
         (
             ("fill", "snow " * 200 + "[MASK]", "--truncate"),
-            "the text: was cut to the 128 tokens that the model takes, which left no [MASK]; shorten what",
+            "the text: was cut to the model's 128 tokens, and the [MASK] was lost; shorten the",
         ),
         (("fill", "a [MASK]", "--extend", 2), "has a [MASK] already"),
-        (("next", "a", " "), "bertsmith: the pair: its second text is empty; give it some words"),
-        (("next", "", "b"), "bertsmith: the pair: its first text is empty; give it some words"),
-        (("fill", "a [mask]."), "the text: has no [MASK]; write [MASK] in place of [mask]"),
-        (("fill", "a <mask>."), "the text: has no [MASK]; write [MASK] in place of <mask>"),
-        (("fill", "a ____."), "the text: has no [MASK]; write [MASK] in place of ____"),
+        (("next", "a", " "), "bertsmith: the pair: its second text is empty; write some words"),
+        (("next", "", "b"), "bertsmith: the pair: its first text is empty; write some words"),
+        (("fill", "a [mask]."), "the text: lacks a [MASK]; write [MASK] in place of [mask]"),
+        (("fill", "a <mask>."), "the text: lacks a [MASK]; write [MASK] in place of <mask>"),
+        (("fill", "a ____."), "the text: lacks a [MASK]; write [MASK] in place of ____"),
         (("compare", "a"), "one text has nothing to be compared with"),
         (("compare", "a", " "), "text 2: is empty"),
-        (("fill", "a [MASK]", "--model", "nowhere"), "nowhere: there is no such folder"),
+        (("fill", "a [MASK]", "--model", "nowhere"), "nowhere: this folder does not exist"),
     ],
 )
 def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, words, complaint):
@@ -422,7 +422,7 @@ def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folde
         (("why?", "--passage", "gone.txt"), "gone.txt: cannot be read"),
         ((" ", "--passage-text", "so"), "the question: is empty"),
         (("why?", "--passage-text", " \n"), "the passage: is empty"),
-        (("why?", "--passage-text", ""), "the passage: is empty; give it some words"),
+        (("why?", "--passage-text", ""), "the passage: is empty; write some words"),
         (("why?", "--passage-text", "", "--passage", "x"), "one passage is wanted"),
     ],
 )

@@ -112,9 +112,9 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, run, texts, tmp_
     columns = ("--text", "one", "--text2", "two")
     assert bertsmith(capsys, *given, "--calibrate", tmp_path / "pairs.csv", *columns).code == 0
     again = ("quantise", "--model", tmp_path / "out", "--weights-only", "--out", tmp_path / "twice")
-    assert "is quantised already; give the model that it was made from" in mistake(capsys, *again)
+    assert "is already quantised; use the model that it was made from" in mistake(capsys, *again)
     assert "already exists" in mistake(capsys, *given, "--calibrate", texts)
     base = ("classify", "warm tea", "--model", run, "--base", tmp_path / "out")
-    assert "quantised weights take no adapters" in mistake(capsys, *base)
+    assert "quantised weights do not support adapters" in mistake(capsys, *base)
     learn = ("finetune", "sst2", "--model", tmp_path / "out", "--data", run.parent.parent / "data" / "sst2")
     assert "quantised, and cannot learn" in mistake(capsys, *learn, "--out", tmp_path / "run")

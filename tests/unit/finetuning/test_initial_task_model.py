@@ -139,7 +139,7 @@ def test_fresh_layers_that_cannot_be_are_rejected(model, settings, complaint):
 
 
 def test_a_model_folder_that_is_not_there_leaves_no_run_behind(tmp_path):
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="this folder does not exist"):
         tune("sst2", tmp_path / "nowhere", tmp_path)
     assert not (tmp_path / "runs" / "sst2").exists()
 

@@ -172,7 +172,7 @@ def test_a_file_without_labels_cannot_be_evaluated(runs, glue_tests):
 
 def test_a_model_that_was_not_fine_tuned_is_rejected(tmp_path):
     write_toy_folder(tmp_path / "plain")
-    with pytest.raises(UserError, match="was not fine-tuned here: it has no task.json"):
+    with pytest.raises(UserError, match="was not fine-tuned by bertsmith: it lacks task.json"):
         predict_labelled([tmp_path / "plain"], tmp_path, device="cpu")
 
 

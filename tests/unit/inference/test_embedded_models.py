@@ -123,5 +123,5 @@ def test_the_server_has_them_all_over_one_encoder(installed):
 
 def test_a_name_that_is_not_there_is_one_line(made, monkeypatch, tmp_path):
     monkeypatch.setattr(embedded, "PRETRAINED", tmp_path)
-    with pytest.raises(UserError, match="bertsmith-small-sentiment: there is no such folder"):
+    with pytest.raises(UserError, match="bertsmith-small-sentiment: this folder does not exist"):
         package.load("bertsmith-small-sentiment")

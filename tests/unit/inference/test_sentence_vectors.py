@@ -128,7 +128,7 @@ def test_a_prompt_stands_before_each_text_but_hides_no_empty_one(folder):
 def test_the_longest_text_is_the_folders(folder):
     write_modules(folder, "mean", longest=12)
     bert = bertsmith.load(folder)
-    with pytest.raises(UserError, match="text 0: has 22 tokens but the model takes 12"):
+    with pytest.raises(UserError, match="text 0: has 22 tokens, but the model takes 12"):
         bert.embed(["snow " * 20])
     assert torch.equal(bert.embed(["snow " * 20], truncate=True), bert.embed(["snow " * 10]))
 
@@ -152,7 +152,9 @@ def test_lower_case_is_made_where_the_folder_asks_for_it(folder):
 def test_steps_that_are_not_done_here_are_rejected_until_others_are_chosen(folder, change, said):
     write_modules(folder, "mean", **change)
     bert = bertsmith.load(folder)
-    with pytest.raises(UserError, match=f"modules.json: vectors are made here by {said} bertsmith does not"):
+    with pytest.raises(
+        UserError, match=f"modules.json: this folder makes vectors by {said} bertsmith does not"
+    ):
         bert.embed(TEXTS)
     assert bert.embed(TEXTS, pooling="mean", normalize=True).shape == (3, 32)
 

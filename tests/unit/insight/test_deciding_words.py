@@ -146,10 +146,10 @@ def test_without_a_model_the_embedded_one_for_sentiment_decides(capsys, tmp_path
 
 def test_frozen_features_are_not_explained(model, tmp_path):
     run = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-features").folder
-    with pytest.raises(UserError, match="give no gradients"):
+    with pytest.raises(UserError, match="do not have gradients"):
         deciding_words(package.load(run, device="cpu"), ["a day"], seed=0)
 
 
 def test_only_classes_are_explained():
-    with pytest.raises(UserError, match="only such decisions are explained"):
+    with pytest.raises(UserError, match="only such decisions can be explained"):
         deciding_words(package.load(device="cpu"), ["a day"], seed=0)

@@ -163,5 +163,5 @@ def test_models_whose_folders_have_one_name_are_told_apart_by_the_folders_above(
 
 
 def test_models_of_other_shapes_are_refused(bert):
-    with pytest.raises(UserError, match="the two models are of different shapes"):
+    with pytest.raises(UserError, match="the two models have different shapes"):
         weight_changes(bert, package.load(device="cpu"))

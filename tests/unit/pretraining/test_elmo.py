@@ -178,8 +178,8 @@ def test_a_bilstm_over_a_learned_mix_of_its_layers_is_elmos_own_use(run, tmp_pat
         ("look attention 'the smith' --model {model} --out {out}.html", "no attention heads"),
         ("export --model {model} --onnx {out}", "no form in ONNX"),
         ("export --model {model} --transformers {out}", "no published elmo has word pieces"),
-        ("quantise --model {model} --weights-only --out {out}", "no linear layers whose weights can be"),
-        ("fill '{text}' --model {model} --precision int8", "int8 is for layers as in BERT"),
+        ("quantise --model {model} --weights-only --out {out}", "no linear layers with weights to round"),
+        ("fill '{text}' --model {model} --precision int8", "int8 supports layers as in BERT"),
         (
             "distill --teacher {model} --layers 1 --store {store} --out {out}",
             "no layers that can be left out",

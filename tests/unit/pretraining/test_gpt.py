@@ -119,7 +119,7 @@ def test_its_tokens_are_shown_unmasked_by_a_server(run):
 
 def test_it_has_no_mask_to_fill_and_says_what_to_do(run, capsys):
     line = mistake(capsys, "fill", "the smith [MASK]", "--model", run)
-    assert "has no mask to fill; let it continue a text instead: bertsmith fill TEXT --extend N" in line
+    assert "lacks a mask token; let it continue a text instead: bertsmith fill TEXT --extend N" in line
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_a_folder_of_a_member_without_pairs_is_a_clear_error(store, tmp_path):
 
 
 def test_a_folder_that_is_not_there_is_a_clear_error(store, tmp_path):
-    with pytest.raises(UserError, match="nowhere: there is no such folder"):
+    with pytest.raises(UserError, match="nowhere: this folder does not exist"):
         run_tiny(store, tmp_path / "run", f"start.model={tmp_path / 'nowhere'}")
 
 

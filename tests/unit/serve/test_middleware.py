@@ -51,7 +51,7 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
         ("/fill", {"text": "[MASK]", "model": "x" * 5000}, 404, "x' here; GET /models lists those there are"),
         ("/classify", {"texts": []}, 422, "texts: expected a list of strings or lists of 2"),
         ("/classify", {"texts": ["cat", " \t"]}, 422, "texts[1]: is empty"),
-        ("/classify", {"texts": ["\u200b\u0007"]}, 422, "texts[0]: has no token that the model can read"),
+        ("/classify", {"texts": ["\u200b\u0007"]}, 422, "texts[0]: does not have a token"),
         ("/classify", {"texts": ["cat " * 100]}, 422, "texts[0]: has 102 tokens but the model mood takes 64"),
         ("/classify", {"texts": ["cat"], "model": "alike"}, 422, "texts[0]: the model alike takes pairs"),
         ("/classify", {"texts": ["a \ud800"]}, 422, "texts[0]: holds half a character"),
@@ -95,14 +95,14 @@ def test_every_mistake_is_reported_in_one_line(path, body, status, message, appl
     ],
 )
 def test_an_empty_text_is_called_by_its_field(path, body, field, application):
-    assert error_of(post(application, path, body)) == f"{field}: is empty; give it some words"
+    assert error_of(post(application, path, body)) == f"{field}: is empty; write some words"
 
 
 def test_what_a_model_complains_of_is_called_by_its_field(application):
     told = error_of(post(application, "/next", {"first": "a", "second": "\u200b"}))
-    assert told.startswith("first with second: has no token")
+    assert told.startswith("first with second: does not have a token")
     told = error_of(post(application, "/look/senses", {"word": "a", "sentences": ["a", "\u200b"]}))
-    assert told.startswith("sentences[1]: has no token")
+    assert told.startswith("sentences[1]: does not have a token")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_what_a_model_can_do_instead_is_reported_in_words(folders):
     body = {"question": "who?", "passage": "me", "model": "toy"}
     told = error_of(post(application_of({"toy": folders["toy"]}), "/answer", body))
     assert told == (
-        "the model toy cannot answer questions; it can predict words, say whether one sentence follows "
+        "the model toy cannot answer questions; it can predict words, judge whether one sentence follows "
         "another, embed texts, show its inside"
     )
 
@@ -384,7 +384,7 @@ def test_a_folder_that_goes_missing_is_reported_and_may_come_back(folders, tmp_p
 
 
 def test_a_wrong_folder_is_reported_at_the_start(folders, tmp_path):
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="this folder does not exist"):
         application_of({"toy": tmp_path / "nothing"})
     with pytest.raises(UserError, match="there is no model to serve"):
         ServerConfig(models={})

@@ -194,14 +194,14 @@ def test_a_server_waits_for_accepted_requests_but_only_so_long(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--model", "toy"), "toy: there is no such folder"),
+        (("--model", "toy"), "toy: this folder does not exist"),
         (("--model", "a="), "--model: is 'a='; write NAME=FOLDER"),
         (("--model", ""), "--model: is ''; write NAME=FOLDER"),
         (("--model", "=toy"), "--model =toy: '' is no name for a model; write NAME=FOLDER"),
         (("--model", "runs/my model"), "'my model' is no name for a model; write NAME=FOLDER, such as"),
         (("--model", "a=x", "--model", "a=y"), "two models are called a; give one of them another"),
         (("--model", "x/a", "--model", "y/a/"), "two models are called a; give one of them another: --model"),
-        (("--model", "a=/nowhere"), "/nowhere: there is no such folder"),
+        (("--model", "a=/nowhere"), "/nowhere: this folder does not exist"),
         (("--http-processes", "0"), "--http-processes': Input should be greater than or equal to 1"),
         (("--http-processes", "1000"), "--http-processes': Input should be less than or equal to 128"),
         (("--allow-host", "a:8000"), "--allow-host a:8000: is no name of a host; write the name alone"),

@@ -169,7 +169,7 @@ def test_what_a_model_cannot_read_in_a_later_chunk_is_called_by_its_place_in_the
     application = application_of({"names": folders["names"]})
     reply = post(application, "/tag", {"texts": [*["cat " * 200] * 30, "tea", "\u200b"]})
     assert reply.status_code == 422
-    assert error_of(reply).startswith("texts[31]: has no token that the model can read")
+    assert error_of(reply).startswith("texts[31]: does not have a token that the model can read")
 
 
 @pytest.fixture(scope="module")

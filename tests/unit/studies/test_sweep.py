@@ -164,7 +164,9 @@ def test_the_best_run_stands_for_the_folder_of_all(assignment):
     found, own = (predict_labelled([each], assignment.data, device="cpu") for each in (assignment.out, best))
     assert found.metrics() == own.metrics()
     (assignment.out / "spread.json").unlink()
-    with pytest.raises(UserError, match="holds 2 runs, and nothing says which is best; give one .*seed-0, "):
+    with pytest.raises(
+        UserError, match="contains 2 runs, without a record of the best one; give one .*seed-0, "
+    ):
         model_folder(assignment.out)
 
 

@@ -89,7 +89,7 @@ def test_numbers_are_read_as_people_write_them(tmp_path, cell, number) -> None:
 def test_a_comma_that_may_part_thousands_or_decimals_is_told(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,score", 'a,"1,234"')
     with pytest.raises(
-        UserError, match="my.csv:2: has '1,234', : its comma may separate thousands or decimals"
+        UserError, match="my.csv:2: has '1,234': its comma may separate thousands or decimals"
     ):
         read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
 
