@@ -32,15 +32,15 @@ class PretrainingObjective(nn.Module):
         return {"": self.network}
 
     def flops(self, tokens: int, sequences: int, predicted: int) -> float:
-        """The operations of training on so much, by the count that every share of a chip is told by."""
+        """Return the operations of training on this many tokens; utilisation (MFU) uses this count."""
         return flops_per_step(self.networks().values(), PassSize(tokens, sequences, predicted))
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The declared sums of a micro-batch by name; those of loss terms have gradients."""
+        """Return the declared sums of a micro-batch by name; sums of loss terms have gradients."""
         raise NotImplementedError
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+        """Return the loss and the sums of a micro-batch, not compiled."""
         sums, declared = self.summed(batch), self.declared
         scales = dict(zip(declared.counts, loss_scales_C.unbind(), strict=True))
         first, *others = (each.weight * sums[each.sum] * scales[each.over] for each in declared.terms)
@@ -48,13 +48,13 @@ class PretrainingObjective(nn.Module):
         return loss, torch.stack([sums[name].detach().to(loss.dtype) for name in declared.sums])
 
     def compile_whole(self) -> None:
-        """Compile losses and network as one graph for all batch sizes, where the encoder can be."""
+        """Compile losses and network as one graph for all batch sizes, if the encoder supports it."""
         if not can_compile(self):
             return
         self._forward, self.compiled = compiled_whole(self.plain), True
 
     def forward(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """This micro-batch's part of the step's loss, and its sums; `loss_scales_C` are 1 / counts."""
+        """Return this micro-batch's part of the step's loss, and its sums; `loss_scales_C` are 1 / counts."""
         if not (self.compiled and self.training):  # an evaluation is too short to be worth a second graph
             return self.plain(batch, loss_scales_C)
         mark_sizes_as_changing(batch)
@@ -62,13 +62,13 @@ class PretrainingObjective(nn.Module):
 
 
 def mark_sizes_as_changing(batch: PretrainingBatch) -> None:
-    """Tell the compiler that T, S and P differ from step to step, before it takes them for constants."""
+    """Declare to the compiler that T, S and P differ between steps, before it treats them as constants."""
     for name, tensor in batch.named_tensors().items():
         if name != "end_1":
             mark_dynamic(tensor)
 
 
 def weighted_sums(scores_PV: Tensor, labels_P: Tensor, weights_P: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed negative log-likelihood of the labels and how many are the best guess, weighted."""
+    """Return the summed negative log-likelihood of the labels, and the weight of the right best guesses."""
     losses_P, hits_P = word_losses(scores_PV, labels_P)
     return (losses_P * weights_P).sum(), (hits_P.to(weights_P.dtype) * weights_P).sum()

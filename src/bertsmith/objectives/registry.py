@@ -17,13 +17,13 @@ class ObjectiveSpec(NamedTuple):
     """Properties of an objective that the job needs before it is built."""
 
     build: Callable[[Network, Network | None, Recipe], PretrainingObjective]
-    """From the network and, where the objective has one, its generator or teacher."""
+    """Builds it from the network and, if the objective has one, its generator or teacher."""
     heads: Callable[[Recipe], dict[str, int]]
     """The heads of the network, with their numbers of outputs."""
     declared: Callable[[Recipe], Declaration]
     """Its sums, loss terms and metrics."""
     summary: Callable[[Recipe], str]
-    """In words, for the card."""
+    """Function that describes it, for the card."""
     choices: Callable[[Recipe], list[str]] = lambda _: []
     """Function that describes a run's own settings, printed before the first step."""
 
@@ -42,10 +42,11 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
         choices=distillation.choices,
     ),
 }
-"""A new objective is a file, an entry here and a name in the recipe's `Objective`; what its batches hold,
-the recipe's `examples` section says."""
+"""A new objective is a file, an entry here and a name in the recipe's `Objective`; the recipe's `examples`
+section defines its batches.
+"""
 
 
 def declaration(recipe: Recipe) -> Declaration:
-    """The sums, loss terms and metrics of a recipe's objective."""
+    """Return the sums, loss terms and metrics of a recipe's objective."""
     return OBJECTIVES[recipe.examples.objective].declared(recipe)

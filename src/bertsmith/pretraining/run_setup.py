@@ -54,7 +54,7 @@ class Run:
     train_data: PretrainingDataset
     held_out_data: PretrainingDataset
     teacher_hash: str
-    """Hash of the teacher, or "" if there is none."""
+    """Hash of the teacher, or "" without a teacher."""
     notes: tuple[str, ...]
     fixed_sets: list[HeldOutSet]
     """The set of the fixed evaluation as a list of one, or empty for a run without a fixed evaluation."""
@@ -83,18 +83,18 @@ class Run:
         return self.held_out_sets[stage]
 
     def average_weights(self, progress: Progress) -> None:
-        """Add the current weights to the average, if the recipe asks for one and its start is reached."""
+        """Add the current weights to the average, if the recipe has one and its start is reached."""
         average, begins = self.trainer.average, self.recipe.run.average_from
         if average is not None and begins != "off" and self.budget.fraction(progress) > begins:
             average.add()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the weights are the average, if any, as in the final model."""
+        """Return a context that replaces the weights by their average, if any, as in the final model."""
         return nullcontext() if self.trainer.average is None else self.trainer.average.applied()
 
 
 def set_up(recipe: Recipe, store: TokenStore, folder: RunFolder, start: Start) -> Run:
-    """Build a run, new or to be restored, whose folder was checked; the recipe has the true architecture."""
+    """Build a run, new or to be restored; its folder is checked, the recipe's architecture is true."""
     initial, world, saved = build_initial_model(recipe, store), start.world, start.saved
     micro_tokens = None if saved is None else int(saved.state.scalars["micro_tokens"])
     machine = fit_machine(
@@ -144,7 +144,7 @@ def _check_before_it_begins(folder: RunFolder, datasets: Sequence[PretrainingDat
     file = folder.path / TEACHER_FILE
     if folder.begun and teacher and read_json(file, remedy="give --out a new folder") != {"hash": teacher}:
         what = "the run there was started with another teacher: its weights have changed since"
-        raise UserError(what, where=str(file), remedy="put them back, or give --out a new folder")
+        raise UserError(what, where=str(file), remedy="restore them, or give --out a new folder")
 
 
 def begin_folder(run: Run) -> None:

@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_is_refused(capsys, run, tmp_path, words, messag
 
 
 def test_a_folder_that_is_no_pretraining_run_is_refused(capsys, tmp_path):
-    assert "holds no pre-training run" in mistake(capsys, "checkpoint", "list", tmp_path)
+    assert "is not a pre-training run" in mistake(capsys, "checkpoint", "list", tmp_path)
 
 
 def test_a_damaged_checkpoint_and_a_taken_folder_are_refused(store, tmp_path):

@@ -337,7 +337,7 @@ def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, mo
     assert (written.name, written.model.layers, written.model.width) == ("auto", 2, 128)
     assert (written.run.budget, written.run.steps, written.batch.tokens) == ("steps", 2, 300)
     again = auto(store, tmp_path / "run", *sizes)
-    assert "auto: the recipe with which the run began" in again.stdout
+    assert "auto: the initial recipe of the run" in again.stdout
     assert "is finished already" in again.stdout
     changed = auto(store, tmp_path / "run", *sizes, "--set", "optim.peak_lr=0.5")
     assert "has another recipe: optim.peak_lr" in str(changed.exception)

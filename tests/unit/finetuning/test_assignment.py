@@ -48,7 +48,7 @@ def refusal_of(assignment):
 def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, model):
     line = complaint(toy_assignment("sst2", model, finished, "run.epochs=0.2", "run.seed=3"))
     assert "holds another run: run.epochs: 0.1 there, 0.2 now; run.seed: 0 there, 3 now;" in line
-    assert line.endswith("give --out a new folder, or take the change back")
+    assert line.endswith("give --out a new folder, or undo the change")
 
 
 def test_who_wants_more_epochs_of_a_finished_run_is_told_how(finished, model):
@@ -114,7 +114,7 @@ def test_examples_that_came_since_a_run_was_finished_are_noticed(model, tmp_path
     append(assignment.data / f"{split}.tsv", "the warm sun\t1\n")
     line = complaint(assignment)
     assert f"holds a run on other examples: the data have changed since ({split})" in line
-    assert line.endswith("give --out a new folder, or take the change back")
+    assert line.endswith("give --out a new folder, or undo the change")
 
 
 def test_an_interrupted_run_does_not_go_on_with_other_examples(model, tmp_path):

@@ -219,7 +219,7 @@ def test_a_teacher_without_an_mlm_head_is_refused_unless_nobody_asks_it_for_word
     write_model(tmp_path / "bare", Model(network))
     store.tokenizer().save(tmp_path / "bare")
     asked = of(tmp_path / "bare")
-    assert "has no MLM head" in refused(store, tmp_path / "run", *asked)
+    assert "lacks an MLM head" in refused(store, tmp_path / "run", *asked)
     initial = build_initial_model(tiny_recipe(*asked, "distill.soft_weight=0"), store)
     assert "the head mlm is not in the folder: it starts from fresh weights" in initial.notes
 

@@ -199,13 +199,13 @@ def test_without_a_generator_a_fresh_one_is_trained(run, store, tmp_path):
     folder = tmp_path / "discriminator"
     bertsmith.load(run / "model").save(folder)
     run_tiny(store, tmp_path / "run", *ELECTRA, f"start.model={folder}", "run.steps=1", listener=listener)
-    assert "the folder holds no generator: it starts from fresh weights" in listener.notes
+    assert "the folder lacks a generator: it starts from fresh weights" in listener.notes
 
 
 def test_a_generator_of_another_size_is_a_clear_error(run, store, tmp_path):
     settings = (*ELECTRA, f"start.model={run / 'model'}", "replaced.generator_size=1.0")
     with pytest.raises(
-        UserError, match="is a generator of width 16, where the recipe and the model ask for 32"
+        UserError, match="is a generator of width 16, but the recipe and the model require 32"
     ):
         run_tiny(store, tmp_path / "run", *settings)
 

@@ -137,7 +137,7 @@ def test_what_it_cannot_learn_is_one_line(settings, told):
 
 
 MASKED = "lacks a mask_token; set examples.objective to left-to-right, or use a vocabulary with a mask"
-BESIDE = "distill.teacher: .* is read beside words; take models that were trained with masks"
+BESIDE = "distill.teacher: .* predicts words elsewhere; use models that were trained with masks"
 
 
 @pytest.mark.parametrize(("objective", "told"), [("masked", MASKED), ("distilled", BESIDE)])

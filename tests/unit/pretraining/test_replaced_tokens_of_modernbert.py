@@ -104,7 +104,7 @@ def test_the_card_and_the_log_name_the_choices(run):
     assert "| pair accuracy |" in card and "| replaced recall |" in card
     notes = "\n".join(choices(tiny_recipe(*REPLACED)))
     assert "a generator of 0.5 of its layers sees 80% of the chosen tokens as the mask" in notes
-    assert loss in notes and "the loss of pairs is multiplied by 5: in BERT it is not" in notes
+    assert loss in notes and "the loss of pairs is multiplied by 5: BERT does not do this" in notes
 
 
 def test_it_is_continued_with_its_generator(run, store, tmp_path):

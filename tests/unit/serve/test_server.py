@@ -204,15 +204,15 @@ def test_a_server_waits_for_accepted_requests_but_only_so_long(
         (("--model", "a=/nowhere"), "/nowhere: this folder does not exist"),
         (("--http-processes", "0"), "--http-processes': Input should be greater than or equal to 1"),
         (("--http-processes", "1000"), "--http-processes': Input should be less than or equal to 128"),
-        (("--allow-host", "a:8000"), "--allow-host a:8000: is no name of a host; write the name alone"),
-        (("--allow-origin", "*"), "every web site could ask"),
-        (("--allow-origin", "null"), "--allow-origin null: every web site could ask"),
+        (("--allow-host", "a:8000"), "--allow-host a:8000: is not a host name; write only the name"),
+        (("--allow-origin", "*"), "every web site could use"),
+        (("--allow-origin", "null"), "--allow-origin null: every web site could use"),
         (
             ("--allow-origin", "foo"),
-            "--allow-origin foo: no browser names a site like this; write scheme and",
+            "--allow-origin foo: is not an origin as browsers send it; write only scheme and",
         ),
-        (("--allow-origin", "https://a.example/"), "no browser names a site like this"),
-        (("--allow-origin", "https://A.example"), "no browser names a site like this"),
+        (("--allow-origin", "https://a.example/"), "is not an origin as browsers send it"),
+        (("--allow-origin", "https://A.example"), "is not an origin as browsers send it"),
     ],
 )
 def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
@@ -222,10 +222,10 @@ def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("", "the key is blank; give a key, or unset it to serve anyone"),
+        ("", "the key is blank; give a key, or unset it to serve everyone"),
         (" \n", "the key is blank"),
-        ("a\nb", "no HTTP header can carry this key; remove its line breaks"),
-        ("a\udcff", "no HTTP header can carry this key"),  # a byte that is not UTF-8
+        ("a\nb", "an HTTP header cannot contain this key; remove its line breaks"),
+        ("a\udcff", "an HTTP header cannot contain this key"),  # a byte that is not UTF-8
     ],
 )
 def test_a_key_that_nobody_can_send_ends_the_command(key, message, capsys, monkeypatch):
