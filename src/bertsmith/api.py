@@ -74,7 +74,7 @@ class TrainingRun:
     folds: tuple["TrainingRun", ...] = ()
     """Runs of the folds; `metrics` are then their means."""
     trials: tuple["TrainingRun", ...] = ()
-    """All runs of a sweep, the best first; the other fields are those of the best run."""
+    """All runs of a sweep, the best first; the other fields are the best run's."""
     early_end: str = ""
     """Reason for an early end, or ""."""
 
@@ -99,7 +99,7 @@ class TrainingRun:
     def load(self, *, device: str = "auto") -> Bert:
         """Load the finished model; with folds, the best one."""
         if not self.finished:
-            remedy = "give the same call again, and it resumes"
+            remedy = "make the same call again to resume it"
             raise UserError("this run is not finished", where=str(self.folder), remedy=remedy)
         return load(self.folder, device=device)
 
@@ -317,7 +317,7 @@ def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
             raise UserError(f"{key} has a value twice", where="sweep", remedy="give each value once")
     if not texts:
         raise UserError(
-            "it names no key", where="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}'
+            "it is empty", where="sweep", remedy='for example sweep={"optim.peak_lr": [1e-3, 2e-3]}'
         )
     return grid_points(texts)
 

@@ -131,7 +131,7 @@ def test_of_the_rows_that_a_run_was_trained_from_only_those_held_back_are_evalua
     found = bertsmith.evaluate(run.folder, rows, device="cpu")
     assert len(found.table()) == 6 and found.metrics == pytest.approx(run.metrics["dev"])
     (told,) = found.warnings
-    assert "only the part that was held back is evaluated" in told
+    assert "only the held-back part is evaluated" in told
 
 
 @pytest.mark.parametrize("named", ["runs", "runs/run", "runs/run/model"])
@@ -173,7 +173,7 @@ def test_a_split_of_an_earlier_call_is_not_read_by_stealth(rows, model, tmp_path
     kept = tmp_path / "run-data"
     kept.mkdir()
     (kept / "dev.jsonl").write_text('{"review": "old", "class": "hot"}\n')
-    with pytest.raises(bertsmith.UserError, match=r"dev\.jsonl: lies there of an earlier call"):
+    with pytest.raises(bertsmith.UserError, match=r"dev\.jsonl: is left from an earlier call"):
         bertsmith.finetune({"train": rows}, model=model, out=tmp_path / "run", epochs=1, **OWN)
     assert [file.name for file in kept.iterdir()] == ["dev.jsonl"]
 
@@ -227,10 +227,13 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
             lambda out: bertsmith.finetune([{"a": 1}], out=out),
             r'needs the names of its columns; give text="..." and label="..."',
         ),
-        (lambda out: bertsmith.finetune(["a"], out=out, text="a", label="b"), "no rows with named columns"),
-        (lambda out: bertsmith.finetune([], out=out, text="a", label="b"), "data have no rows"),
+        (lambda out: bertsmith.finetune(["a"], out=out, text="a", label="b"), "not rows with named columns"),
+        (lambda out: bertsmith.finetune([], out=out, text="a", label="b"), "data are empty"),
         (lambda out: bertsmith.finetune(7, out=out, text="a", label="b"), "data are int"),
-        (lambda out: bertsmith.finetune({"../x": [{"a": 1}]}, out=out, text="a", label="b"), "is no split"),
+        (
+            lambda out: bertsmith.finetune({"../x": [{"a": 1}]}, out=out, text="a", label="b"),
+            "is not a split",
+        ),
         (
             lambda out: bertsmith.finetune([{"a": 1}], out=out, task="sst2", text="a"),
             "sst2 knows its own columns",
@@ -300,7 +303,7 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={}),
-            "^sweep: it names no key",
+            "^sweep: it is empty",
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, size="tiny"),

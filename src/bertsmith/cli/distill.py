@@ -149,7 +149,7 @@ def _refuse(given: "dict[str, object]", beside: str) -> None:
     """Raise if one of these options is given, which cannot be used with `beside`."""
     for option, value in given.items():
         if value is not None:
-            raise UserError(f"means nothing beside {beside}", where=option, remedy="leave it out")
+            raise UserError(f"means nothing beside {beside}", where=option, remedy="remove it")
 
 
 def _task_named(name: str, teacher: Path) -> "Task":

@@ -52,7 +52,7 @@ def export(
         raise UserError(what, where="--onnx, --transformers", remedy="give one of the two")
     if transformers is not None:
         if precision is not None:
-            what, remedy = "transformers gets the weights as they are", "leave it out, or give --onnx"
+            what, remedy = "transformers gets the weights as they are", "remove it, or give --onnx"
             raise UserError(what, where="--precision", remedy=remedy)
         _export_transformers(model, transformers, base, as_json=as_json)
         return

@@ -256,7 +256,7 @@ def published_task(name: str, own: OwnTable) -> "Task":
 
     task = task_named(name)
     if given := own.flags():
-        remedy = f"leave them out, or fine-tune `{OWN}`"
+        remedy = f"remove them, or fine-tune `{OWN}`"
         raise UserError(f"{task.name} knows its own columns and parts", where=", ".join(given), remedy=remedy)
     return task
 
@@ -302,12 +302,12 @@ def _check_table(own: OwnTable) -> None:
         raise UserError(what, where="--test-share", remedy="leave --dev-share 0 out")
     if own.folds and own.dev_share is not None:
         what = "each fold is the development set of a run"
-        raise UserError(what, where="--dev-share", remedy="leave it out")
+        raise UserError(what, where="--dev-share", remedy="remove it")
     from bertsmith.tasks.kinds.registry import TEXT_KINDS, text_kind_named
 
     if own.separator and not (own.kind and text_kind_named(own.kind).many_labels):
         many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
-        remedy = f"leave it out, or add --kind {' or '.join(many)}"
+        remedy = f"remove it, or add --kind {' or '.join(many)}"
         raise UserError("a text has one label, which nothing parts", where="--separator", remedy=remedy)
 
 
@@ -315,7 +315,7 @@ def _check_no_part(own: OwnTable, what: str) -> None:
     """Raise if a part of the data is requested as the development set, but there is one already."""
     for flag, given in (("--dev-share", own.dev_share), ("--folds", own.folds)):
         if given is not None:
-            raise UserError(what, where=flag, remedy="leave it out")
+            raise UserError(what, where=flag, remedy="remove it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,9 +364,9 @@ class _Study:
 def _check_quick(task: "Task", study: _Study, minutes: float | None) -> None:
     """Raise if a solved head cannot do the task, or if an option needs steps or differing runs."""
     if task.kind.linear_problem is None:
-        raise UserError(f"{task.title} has no linear head to solve", where="--quick", remedy="leave it out")
+        raise UserError(f"{task.title} has no linear head to solve", where="--quick", remedy="remove it")
     if minutes is not None:
-        raise UserError("--quick takes no steps", where="--quick --minutes", remedy="leave one of them out")
+        raise UserError("--quick takes no steps", where="--quick --minutes", remedy="remove one of them")
     if same := [flag for flag in study.flags() if flag != "--folds"]:
         what = "a solved head is the same in every run"
         raise UserError(what, where=f"--quick {same[0]}", remedy=f"leave {same[0]} out, or --quick")

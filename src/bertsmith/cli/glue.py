@@ -52,7 +52,7 @@ def glue(
         raise UserError("one study has runs of its own kind", where=" ".join(several), remedy=remedy)
     if lr is not None and (lr_grid or search):
         what = "it has its own learning rates"
-        raise UserError(what, where=several[0], remedy="leave --lr out")
+        raise UserError(what, where=several[0], remedy="remove --lr")
     given = (("--epochs", "run.epochs", epochs), ("--lr", "optim.peak_lr", lr))
     request = GlueRequest(
         start,

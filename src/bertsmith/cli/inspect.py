@@ -78,7 +78,7 @@ def inspect(
     from bertsmith.tasks.inspection import inspect_files
 
     if file is not None and data is not None:
-        raise UserError("one data set is wanted", where="FILE and --data", remedy="leave one of them out")
+        raise UserError("one data set is wanted", where="FILE and --data", remedy="remove one of them")
     if task:
         task_and_files = _published(task, data or file)
     else:

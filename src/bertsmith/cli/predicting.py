@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert, Precision
 
 
-OWN_MODEL = "leave --model out to use the one that comes with bertsmith"
+OWN_MODEL = "remove --model to use the one that comes with bertsmith"
 HOW_TO_GET = {
     "fill": "make one with bertsmith pretrain, then use --model FOLDER",
     "next": "make one with bertsmith pretrain --set examples.pairs=nsp, then use --model FOLDER",
@@ -36,7 +36,7 @@ HOW_TO_GET = {
 REMEDIES: dict[str, str] = {
     Remedy.TRUNCATE: "shorten it, split it, or add --truncate",
     Remedy.PASS_PAIR: "give the second text with --second, or behind a tab",
-    Remedy.PASS_TEXT: "leave out --second, or the tab",
+    Remedy.PASS_TEXT: "remove --second, or the tab",
 }
 """Remedies for the command line, by those of the Python API."""
 

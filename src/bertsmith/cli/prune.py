@@ -104,10 +104,10 @@ def prune(
         units = {"--heads": heads, "--ffn": ffn, "--drop-layers": drop_layers, "--widths": widths}
         check_no_units(units | {"--examples": examples})
         if epochs == 0:
-            what, remedy = "single weights go while the model is trained", "leave it out"
+            what, remedy = "single weights go while the model is trained", "remove it"
             raise UserError(what, where="--epochs", remedy=remedy)
         if rewind is None and (retrain or rounds):
-            where, remedy = "--retrain" if retrain else "--rounds", "leave it out, or add --rewind 0.1"
+            where, remedy = "--retrain" if retrain else "--rounds", "remove it, or add --rewind 0.1"
             raise UserError("weights go in a single training", where=where, remedy=remedy)
         asked = SparseOptions(sparsity, rewind, retrain or "weights", rounds or 1)
         show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
@@ -200,7 +200,7 @@ def check_no_units(given: "Mapping[str, object]") -> None:
     """Raise if an option for heads, neurons or layers is given with --method magnitude."""
     if named := [name for name, value in given.items() if value]:
         what = "single weights go by their magnitude; heads, neurons and layers go by importance"
-        raise UserError(what, where=named[0], remedy="leave it out, or --method magnitude")
+        raise UserError(what, where=named[0], remedy="remove it, or --method magnitude")
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:

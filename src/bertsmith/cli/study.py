@@ -166,7 +166,7 @@ def _devices(given: str) -> tuple[str, ...]:
     if torch.cuda.is_available():
         return named if given else (os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],)
     if given:
-        raise UserError("torch sees no CUDA GPU", where="--devices", remedy="leave it out, or give cpu")
+        raise UserError("torch sees no CUDA GPU", where="--devices", remedy="remove it, or give cpu")
     return ("",)
 
 

@@ -64,7 +64,7 @@ class TextSource:
         where = name_of(self.path)
         if self.path == STANDARD_INPUT:
             if self.text or given:
-                remedy = "leave out --text and what belongs to it, or save it as a file"
+                remedy = "remove --text and what belongs to it, or save it as a file"
                 raise UserError("is read line by line, without columns", where=where, remedy=remedy)
         elif not self.text and bare_suffix(self.path) in set(TABLE_SUFFIXES) - {".txt"}:
             names = ", ".join(map(repr, column_names(self.path, self.form)))
@@ -72,7 +72,7 @@ class TextSource:
             remedy = f"say which column holds the texts with --text COLUMN ({columns})"
             raise UserError("is a table", where=where, remedy=remedy)
         elif given and not self.text:
-            remedy = "say which column holds the texts with --text COLUMN, or leave it out"
+            remedy = "say which column holds the texts with --text COLUMN, or remove it"
             raise UserError("is for tables", where=given[0], remedy=remedy)
 
 
@@ -323,7 +323,7 @@ def _text_of_row(row: "Row", columns: tuple[str, ...]) -> "TextOrPair":
     except ValueError as error:
         raise UserError(str(error), remedy="mend the line") from error
     if not all(map(str.strip, texts)):
-        raise UserError(f"has no text in {' and '.join(columns)}", remedy="fill or remove the line")
+        raise UserError(f"lacks a text in {' and '.join(columns)}", remedy="fill or remove the line")
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

@@ -250,7 +250,7 @@ def _json_strings(text: str, where: str) -> Iterator[str]:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, start) + 1
-            what, remedy = f"is not valid JSON ({error})", "correct the file or leave it out"
+            what, remedy = f"is not valid JSON ({error})", "correct the file or remove it"
             raise UserError(what, where=f"{where}:{line}", remedy=remedy) from error
         # The leaves of the value from left to right, with a stack of values still to open.
         waiting: list[Any] = [value]

@@ -116,8 +116,8 @@ def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:
     if folder.begun:
         begun_with = read_json(folder.config, remedy="give --out a new folder").get(EXAMPLES, {})
         if changed := [name for name in hashes | begun_with if hashes.get(name) != begun_with.get(name)]:
-            what = f"holds a run on other examples: the data have changed since ({', '.join(changed)})"
-            remedy = "give --out a new folder, or take the change back"
+            what = f"contains a run on other examples: the data have changed since ({', '.join(changed)})"
+            remedy = "give --out a new folder, or undo the change"
             raise UserError(what, where=str(folder.path), remedy=remedy)
 
 
@@ -127,7 +127,7 @@ def hashes_of(splits: Mapping[str, Sequence[Example]]) -> dict[str, str]:
 
 
 def write_assignment(folder: RunFolder, assignment: Assignment, hashes: Mapping[str, str]) -> None:
-    """Write the assignment file, with which a run counts as begun."""
+    """Write the assignment file, which marks the run as begun."""
     folder.remove_partial_files()
     write_json(folder.config, {**assignment.to_json(), EXAMPLES: hashes})
 
@@ -148,19 +148,19 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
         listed = "; ".join(map(_described, changed[:MAX_DIFFERENCES]))
         more = len(changed) - MAX_DIFFERENCES
         listed += f"; and {more} more" if more > 0 else ""
-        remedy = "give --out a new folder, or take the change back"
+        remedy = "give --out a new folder, or undo the change"
         if only_epochs and not finetuning_folder(assignment.out).finished:
             remedy += (
-                ": the epochs decide the learning rates from the first step on; a run can be lengthened once "
-                "it is finished"
+                ": the epochs decide the learning rates from the first step on; a run can be lengthened "
+                "when it is finished"
             )
         elif only_epochs:
             remedy += (
-                ": a finished run without run.minutes can be lengthened where its last state was kept "
+                ": a finished run without run.minutes can be lengthened if its last state was kept "
                 "(run.keep_state); to train "
                 f"its model further, start from it: --model {assignment.out} --out NEW --epochs MORE"
             )
-        raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
+        raise UserError(f"contains another run: {listed}", where=str(assignment.out), remedy=remedy)
 
 
 def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:

@@ -115,7 +115,7 @@ class MagnitudeRequest:
             raise UserError(what, where="--sparsity", remedy="leave the setting out")
         if self.rewind is None and self.recipe.run.keep == "best":
             what = "the best weights may be some of before all were pruned"
-            raise UserError(what, where="run.keep", remedy="leave it out, or give --rewind")
+            raise UserError(what, where="run.keep", remedy="remove it, or give --rewind")
 
     @property
     def places(self) -> dict[float, Path]:

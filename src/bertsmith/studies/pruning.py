@@ -125,7 +125,7 @@ def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
         remedy = "fine-tune it first: what matters to a task is removed last"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
     if named and named != config.task:
-        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave --task out"
+        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "remove --task"
         raise UserError(what, where=str(folder), remedy=remedy)
     if config.head.encoder == "frozen-features":
         what = "a BiLSTM on frozen layers learned the task, and the encoder knows nothing of it"
@@ -221,7 +221,7 @@ def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
         if changed == [MODEL_FILES]:
             files = differences(begun.get(MODEL_FILES, {}), asked[MODEL_FILES])
             what = f"holds a job on a model that has changed since ({', '.join(each.key for each in files)})"
-            remedy = "give --out a new folder, or take the change back"
+            remedy = "give --out a new folder, or undo the change"
             raise UserError(what, where=str(folder.path), remedy=remedy)
         if changed:
             what = f"holds a job that was asked for something else ({', '.join(changed)})"

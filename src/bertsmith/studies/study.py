@@ -124,7 +124,7 @@ def _check(trials: Sequence[Trial], stages: Iterable[Stage], places: Places) -> 
         raise UserError(f"no trial can run: {failure.reason}", remedy="change the study")
     if places.together > 1 and any(stage.by_clock for stage in stages):
         what = "a budget in minutes depends on the neighbours of a run"
-        remedy = "give budgets in steps, tokens or epochs, or leave --together out"
+        remedy = "give budgets in steps, tokens or epochs, or remove --together"
         raise UserError(what, where="--together", remedy=remedy)
 
 

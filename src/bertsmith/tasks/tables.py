@@ -71,7 +71,7 @@ def rows_of(
     suffix = bare_suffix(path)
     if suffix in _SELF_DESCRIBED:
         if form.delimiter or form.columns:
-            what, remedy = f"a {suffix} file already names its columns", "leave out --delimiter and --columns"
+            what, remedy = f"a {suffix} file already names its columns", "remove --delimiter and --columns"
             raise UserError(what, where=str(path), remedy=remedy)
         return _SELF_DESCRIBED[suffix](path, columns, form)
     if form.columns:
@@ -197,7 +197,7 @@ def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str
 
 def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     if form.encoding:
-        raise UserError("Parquet files are always UTF-8", where=str(path), remedy="leave out --encoding")
+        raise UserError("Parquet files are always UTF-8", where=str(path), remedy="remove --encoding")
     try:
         from pyarrow import ArrowException  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -241,7 +241,7 @@ def _recoded_lines(path: Path, encoding: str) -> Iterator[tuple[int, bytes]]:
                 yield number, (line.removeprefix("\ufeff") if number == 1 else line).encode("utf-8")
         except UnicodeError as error:
             what = f"is not {encoding} text ({error})"
-            remedy = "name another --encoding, or leave it out for UTF-8"
+            remedy = "name another --encoding, or remove it for UTF-8"
             raise UserError(what, where=f"{path}:{number + 1}", remedy=remedy) from error
 
 

@@ -67,7 +67,7 @@ class VocabularySettings:
 
     def __post_init__(self) -> None:
         if self.kind in ("byte-bpe", "unigram") and self.unused:
-            remedy = "leave out --unused, or learn a WordPiece vocabulary"
+            remedy = "remove --unused, or learn a WordPiece vocabulary"
             name = {"byte-bpe": "byte-level BPE", "unigram": "a unigram vocabulary"}[self.kind]
             raise UserError(f"{name} cannot have [unused] pieces", remedy=remedy)
 

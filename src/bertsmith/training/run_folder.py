@@ -28,7 +28,7 @@ Block = list[str]
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of a run folder, some of which show whether its run has begun or is finished."""
+    """The files of a run folder; some of them show if its run has begun or is finished."""
 
     path: Path
     config_file: str
@@ -89,23 +89,25 @@ class RunFolder:
     def ended_whole(self, world: World) -> bool:
         """True, in every process, if the run is finished and its model sound; all must call it.
 
-        Raises if the model is damaged and there is no state from which to make it again.
+        Raises if the model is damaged and cannot be made again from a saved state.
         """
 
         def whole() -> bool:
             if not self.finished or not (name := self.damage()):
                 return self.finished
             if newest_sound_step(self.checkpoints) is None:
-                remedy = "restore it from a copy, or remove the folder and run again: no saved state is there"
-                raise UserError("is not as the run wrote it", where=str(self.path / name), remedy=remedy)
+                remedy = "restore it from a copy, or remove the folder and run again: there is no saved state"
+                raise UserError(
+                    "has changed since the run wrote it", where=str(self.path / name), remedy=remedy
+                )
             return False
 
         return world.broadcast(float(bool(world.on_main(whole)))) > 0
 
     def put_damaged_model_aside(self) -> str:
-        """Rename a finished run's damaged model, and return a message; "" if there is none.
+        """Rename a finished run's damaged model, and return a message; "" if it is sound.
 
-        Call it when everything is read that the new model is made from.
+        Call it after reading everything that the new model is made from.
         """
         if not self.finished or not (name := self.damage()):
             return ""
@@ -116,10 +118,10 @@ class RunFolder:
         for file in (self.result_file, MANIFEST):
             (self.path / file).unlink(missing_ok=True)
         said = f"the model is made again, and the damaged one kept as {aside.name}"
-        return f"{self.path / name}: is not as the run wrote it; {said}"
+        return f"{self.path / name}: has changed since the run wrote it; {said}"
 
     def check_no_unknown_files(self) -> None:
-        """Raise if the folder has no run, but files that a killed start of a run cannot have left."""
+        """Raise if the folder contains files that a killed start of a run cannot have left, but not a run."""
         if self.begun or not self.path.exists():
             return
         known = {LOCK, *self.early_files, *self.caches}
@@ -127,8 +129,8 @@ class RunFolder:
             file.name in known or file.name.endswith(PARTIAL) for file in self.path.iterdir()
         ):
             return
-        remedy = "give --out a new folder, or that of a run to resume"
-        raise UserError("holds files but no run", where=str(self.path), remedy=remedy)
+        remedy = "give --out a new folder, or the folder of a run to resume"
+        raise UserError("contains files, but not a run", where=str(self.path), remedy=remedy)
 
     def remove_partial_files(self) -> None:
         """Remove half-written files and folders of killed processes."""
@@ -159,13 +161,13 @@ def _lock(folder: Path) -> int:
     except OSError as error:
         os.close(handle)
         held = isinstance(error, BlockingIOError | PermissionError)
-        what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
+        what = "another run is using this folder" if held else f"cannot be locked ({error.strerror})"
         remedy = "wait for it or stop it, or give --out another folder"
         raise UserError(what, where=str(folder), remedy=remedy) from error
     return handle
 
 
-# ---- the card of the finished model, as Markdown: what it is, how it was made, and with which results
+# ---- the card of the finished model, as Markdown: its description, its training and its results
 
 
 def card_text(

@@ -44,7 +44,7 @@ def test_layers_of_the_teacher_make_a_distilbert_by_its_recipe(capsys, store, te
     assert (recipe.distill.temperature, recipe.masking.smoothing, recipe.optim.clip_norm) == (2, 0.7, 5)
     again = bertsmith(capsys, *words)
     assert again.code == 0 and "--student" in again.out + again.err
-    assert "finished already" in again.out + again.err
+    assert "already finished" in again.out + again.err
 
 
 def test_a_student_may_have_a_shape_of_its_own(capsys, store, teacher, tmp_path):
@@ -90,7 +90,7 @@ def test_a_larger_student_is_a_warning(capsys, caplog, store, teacher, tmp_path)
         (("--layers", 0), "would have none"),
         ((), "--layers, --student: give one of the two"),
         (("--layers", 2, "--student", "bert-tiny"), "--layers, --student: give one of the two"),
-        (("--student", "absent.toml"), "absent.toml: is neither a preset nor a file"),
+        (("--student", "absent.toml"), "absent.toml: is not a preset or a file"),
         (("--layers", 2, "--set", "distill.temperature=0"), "distill.temperature"),
         (("--layers", 2, "--steps", 1, "--minutes", 1), "a run has one budget"),
         (("--layers", 2, "--set", "examples.stages=[{fraction=1,length=128,predictions=9}]"), "128"),

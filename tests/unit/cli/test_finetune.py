@@ -218,8 +218,8 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
 @pytest.mark.parametrize(
     ("task", "words", "told"),
     [
-        ("squad", (), "--quick: SQuAD 1.1 has no linear head to solve; leave it out"),
-        ("sst2", ("--minutes", "1"), "--quick --minutes: --quick takes no steps; leave one of them out"),
+        ("squad", (), "--quick: SQuAD 1.1 has no linear head to solve; remove it"),
+        ("sst2", ("--minutes", "1"), "--quick --minutes: --quick takes no steps; remove one of them"),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; leave --seeds"),
         ("sst2", ("--search", "3"), "--quick --search: a solved head is the same in every run"),
     ],

@@ -35,7 +35,7 @@ def test_one_table_with_what_is_missing(capsys, words, tmp_path):
     assert "Without training data here: CoLA, MRPC," in told.out
     assert (tmp_path / "out" / "table.md").read_text().strip() in told.out
     again = bertsmith(capsys, *words, "--json")
-    assert again.out.count("is finished already") == 2
+    assert again.out.count("is already finished") == 2
     summary = json.loads(again.out.splitlines()[-1])
     assert set(summary["tasks"]) == {"sst2", "rte"}
     assert summary["averages"]["BERT, table 1"] is None

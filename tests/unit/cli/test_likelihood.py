@@ -106,4 +106,4 @@ def test_what_cannot_be_scored_is_one_line(capsys, model, file, tmp_path):
     assert "the text: has 202 tokens" in long and "--truncate" in long
     untrained(tmp_path / "classes", {"classify": 2}, **numbered_labels("bad", "good"))
     lacking = mistake(capsys, "likelihood", "tea", "--model", tmp_path / "classes")
-    assert "this model cannot predict words" in lacking and "leave --model out" in lacking
+    assert "this model cannot predict words" in lacking and "remove --model" in lacking

@@ -89,7 +89,7 @@ def test_several_files_are_not_put_into_a_folder_that_is_called_like_a_file(caps
     folder, data = runs["questions"]
     words = ("predict", folder, "--input", data, "--out")
     line = mistake(capsys, *words, tmp_path / "answers.txt")
-    assert "the ending '.txt' tells no format; name it .tsv, .csv" in line
+    assert "the ending '.txt' is not a format's; name it .tsv, .csv" in line
     assert line.endswith("or without an ending for a folder of several files")
     assert list(tmp_path.iterdir()) == []
     assert bertsmith(capsys, *words, tmp_path / "squad-1.1").code == 0
@@ -120,7 +120,7 @@ def test_words_alone_and_words_with_some_known_tag_are_tagged(capsys, runs, tmp_
 def test_bad_lines_are_counted(capsys, runs, new, tmp_path):
     new.write_text(new.read_text() + "a\tb\n")
     words = ("predict", runs["one"][0], "--input", new, "--out", tmp_path / "out.tsv")
-    assert "new.tsv:4: has 2 columns where 1 are expected" in mistake(capsys, *words)
+    assert "new.tsv:4: has 2 columns instead of 1" in mistake(capsys, *words)
     assert bertsmith(capsys, *words, "--skip-bad").out.endswith("1 bad lines were skipped\n")
 
 

@@ -361,7 +361,7 @@ WHAT_IT_CAN = "it can predict words, judge whether one sentence follows another,
 )
 def test_what_the_own_encoder_cannot_do_another_of_the_package_can(capsys, words, complaint):
     line = mistake(capsys, *words, "--model", "bertsmith-small")
-    assert f"{complaint}; {WHAT_IT_CAN}; leave --model out" in line
+    assert f"{complaint}; {WHAT_IT_CAN}; remove --model" in line
 
 
 def test_what_no_model_of_the_package_can_do_says_how_to_make_one(capsys):
@@ -372,7 +372,7 @@ def test_what_no_model_of_the_package_can_do_says_how_to_make_one(capsys):
 @pytest.mark.parametrize("verb", [("fill", "a [MASK]"), ("next", "a", "b")])
 def test_a_model_of_another_kind_points_to_the_own_one(capsys, folders, verb):
     line = mistake(capsys, *verb, "--model", folders / "classes")
-    assert "it can classify texts, embed texts, show its inside; leave --model out" in line
+    assert "it can classify texts, embed texts, show its inside; remove --model" in line
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,7 @@ def test_a_model_of_another_kind_points_to_the_own_one(capsys, folders, verb):
             ("fill", "snow " * 200 + "[MASK]", "--truncate"),
             "the text: was cut to the model's 128 tokens, and the [MASK] was lost; shorten the",
         ),
-        (("fill", "a [MASK]", "--extend", 2), "has a [MASK] already"),
+        (("fill", "a [MASK]", "--extend", 2), "already has a [MASK]"),
         (("next", "a", " "), "bertsmith: the pair: its second text is empty; write some words"),
         (("next", "", "b"), "bertsmith: the pair: its first text is empty; write some words"),
         (("fill", "a [mask]."), "the text: lacks a [MASK]; write [MASK] in place of [mask]"),
@@ -406,7 +406,7 @@ def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, wor
 @pytest.mark.parametrize(
     ("folder", "words", "remedy"),
     [
-        ("single", ("a", "--second", "b"), "leave out --second, or the tab"),
+        ("single", ("a", "--second", "b"), "remove --second, or the tab"),
         ("numbers", ("a",), "give the second text with --second, or behind a tab"),
     ],
 )

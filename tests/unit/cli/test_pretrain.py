@@ -267,7 +267,7 @@ def test_a_stopped_run_exits_with_130_and_resumes_with_the_same_command(store, t
     assert "resumes from step 3" in again.stdout and "finished after 8 steps" in again.stdout
     once_more = run(store, tmp_path / "run", "--steps", "8")
     assert once_more.exit_code == 0
-    assert "is finished already: nothing is left to do" in once_more.stdout
+    assert "is already finished: there is nothing to do" in once_more.stdout
     assert "finished after 8 steps" in once_more.stdout
 
 
@@ -338,7 +338,7 @@ def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, mo
     assert (written.run.budget, written.run.steps, written.batch.tokens) == ("steps", 2, 300)
     again = auto(store, tmp_path / "run", *sizes)
     assert "auto: the initial recipe of the run" in again.stdout
-    assert "is finished already" in again.stdout
+    assert "is already finished" in again.stdout
     changed = auto(store, tmp_path / "run", *sizes, "--set", "optim.peak_lr=0.5")
     assert "has another recipe: optim.peak_lr" in str(changed.exception)
 

@@ -66,7 +66,7 @@ def test_no_spans_are_no_tokens(folder) -> None:
 
 @pytest.mark.parametrize("span", [(-1, 2), (10, 2)])
 def test_a_span_outside_the_store_is_our_own_mistake(folder, span) -> None:
-    with pytest.raises(IndexError, match="outside the 11 tokens"):
+    with pytest.raises(IndexError, match="exceeds the 11 tokens"):
         TokenStore.open(folder).gather(np.array(span[:1]), np.array(span[1:]))
 
 

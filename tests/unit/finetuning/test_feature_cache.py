@@ -102,5 +102,7 @@ def test_ner_has_the_published_features_and_is_still_tuned():
 
 
 def test_features_that_nothing_reads_are_rejected(model, tmp_path):
-    with pytest.raises(UserError, match=r"tuned reads no features, and features\.layers.*frozen-features"):
+    with pytest.raises(
+        UserError, match=r"tuned does not read features, so features\.layers.*frozen-features"
+    ):
         toy_assignment("sst2", model, tmp_path, "features.layers=last")

@@ -96,7 +96,7 @@ def test_a_command_for_which_there_is_none_says_how_to_get_one(capsys, installed
     assert "this model cannot choose among texts; it can predict words" in said
     assert "bertsmith finetune swag" in said
     said = mistake(capsys, "tag", "the boy", "--model", installed / "bertsmith-small")
-    assert "this model cannot tag words" in said and "leave --model out" in said
+    assert "this model cannot tag words" in said and "remove --model" in said
 
 
 @pytest.mark.parametrize("words", [("classify", "a day"), ("tag", "a day"), ("choose", "a", "b", "c")])

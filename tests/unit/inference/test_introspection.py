@@ -148,7 +148,7 @@ def test_a_single_occurrence_stands_in_the_middle(bert):
         (lambda b: inspect_senses(b, "tea", ["tea", ""]), "text 1: is empty"),
         (
             lambda b: inspect_senses(b, "\u200b", ["a \u200b b"]),
-            "does not have a token that the model can read",
+            "the model cannot read any token of the word",
         ),
         (lambda b: inspect_attention(b, "snow " * 200), "text 0: has 202 tokens"),
         (lambda b: inspect_tokens(b, "", seed=1), "text 0: is empty"),

@@ -192,7 +192,7 @@ def test_a_word_without_an_end_stops_growing(tmp_path):
 @pytest.mark.parametrize(
     ("text", "count", "said"),
     [
-        ("a [MASK]", 3, r"has a \[MASK\] already"),
+        ("a [MASK]", 3, r"already has a \[MASK\]"),
         ("snow " * 100, 30, "would have 134 tokens, but the model takes 128"),
         ("", 3, "text 0: is empty"),
         ("a", 0, "count is 0"),
@@ -282,7 +282,7 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
         (lambda b: b.embed(["fine", "\u200b\x00"]), "text 1: does not have a token that the model can read"),
         (lambda b: b.embed([("fine", "\x00")]), "text 0: does not have a token that the model can read"),
         (lambda b: b.fill(["a [MASK]"]), "text 0: is list, not a text"),
-        (lambda b: b.fill("a [MASK]", top=2.5), "top is 2.5; a whole number"),
+        (lambda b: b.fill("a [MASK]", top=2.5), "top is 2.5; give a whole number"),
         (lambda b: b.fill_jointly("a [MASK]", beam=True), "beam is True"),
         (lambda b: b.embed("a single text"), "expected a list of texts, not str"),
         (lambda b: b.embed(["bad \ud800 half"]), "surrogate"),
@@ -293,12 +293,12 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
         (lambda b: b.fill("no mask here"), "text 0: lacks a [MASK]; write [MASK] in place of a token"),
         (
             lambda b: b.fill("snow " * 500 + "[MASK]", truncate=True),
-            "text 0: was cut to the model's model's 128 tokens, and the [MASK] was lost; shorten",
+            "text 0: was cut to the model's 128 tokens, and the [MASK] was lost; shorten",
         ),
-        (lambda b: b.fill("snow " * 500, truncate=True), "text 0: lacks a [MASK]; write [MASK] where"),
+        (lambda b: b.fill("snow " * 500, truncate=True), "text 0: lacks a [MASK]; write [MASK] in place"),
         (lambda b: b.fill("a [MASK]", top=0), "top is 0"),
         (lambda b: b.fill("[MASK] " * 200), "text 0: has 202 tokens"),
-        (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot give 5 fillings"),
+        (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot return 5 fillings"),
         (lambda b: b.next_sentence("", "b"), "text 0: its first text is empty"),
     ],
 )
@@ -377,7 +377,7 @@ def test_an_untrained_pooler_answers_no_question(bert, tmp_path):
     save_file(kept, tmp_path / "model.safetensors")
     again = bertsmith.load(tmp_path)
     assert "pooler" not in again.heads
-    with pytest.raises(UserError, match="no pooler head, .* to judge whether one sentence follows"):
+    with pytest.raises(UserError, match="lacks the pooler head, .* to judge whether one sentence follows"):
         again.next_sentence("a", "b")
 
 

@@ -179,7 +179,7 @@ def test_a_treebank_is_read_with_heads_and_depths(tmp_path):
         ("\t2\tdet", "\tx\tdet", "a.conllu:2: 'x' is not a head of this word"),
         ("\t2\tdet", "\t9\tdet", "a.conllu:2: '9' is not a head of this word"),
         ("\t0\troot", "\t2\troot", "its heads form a cycle"),
-        ("\t2\tdet\t_\t_", "\t2\tdet", "8 columns"),
+        ("\t2\tdet\t_\t_", "\t2\tdet", "8 tab-separated columns"),
     ],
 )
 def test_a_broken_tree_is_named_by_its_line(tmp_path, old, new, said):

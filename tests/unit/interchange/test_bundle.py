@@ -190,8 +190,8 @@ def test_an_entry_that_lies_is_rejected(tmp_path: Path, lie: dict[str, object], 
     [
         (writer.header(1, endianness=1), "big-endian"),
         (writer.header(1, min_consumer=2), "newer, unsupported checkpoint format"),
-        (writer.header(0), "has 0 data files"),
-        (writer.header(-1), "has -1 data files"),
+        (writer.header(0), "0 data files"),
+        (writer.header(-1), "-1 data files"),
     ],
 )
 def test_a_header_that_cannot_be_followed_is_rejected(tmp_path: Path, header: bytes, complaint: str) -> None:

@@ -270,7 +270,7 @@ def test_commands_say_so_in_one_line(run, tmp_path, capsys):
 
 
 def test_recipe_keys_of_a_transformer_are_not_its_own(store, tmp_path):
-    with pytest.raises(UserError, match=f"model.heads = 2 is a part that model.type = {TYPE} has not"):
+    with pytest.raises(UserError, match=f"model.heads = 2 is not supported by model.type = {TYPE}"):
         run_tiny(store, tmp_path / "run", f"model.type={TYPE}")
 
 

@@ -234,12 +234,12 @@ def test_a_teacher_that_takes_shorter_texts_is_refused(store, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        (("examples.objective=distilled", "examples.pairs=none"), "has no teacher"),
-        (("distill.teacher=x",), "does not listen to distill.teacher"),
-        (("examples.objective=distilled", "distill.teacher=x"), "masked words alone"),
+        (("examples.objective=distilled", "examples.pairs=none"), "requires a teacher"),
+        (("distill.teacher=x",), "does not use distill.teacher"),
+        (("examples.objective=distilled", "distill.teacher=x"), "only masked words"),
         ((*DISTILLED, "distill.teacher=x", "distill.layers=[0]", "start.model=y"), "not with both"),
         (("distill.soft_weight=0", "distill.cosine_weight=0"), "every weight"),
-        (("distill.relation_weight=1", "distill.relations=[]"), "there are none"),
+        (("distill.relation_weight=1", "distill.relations=[]"), "the list is empty"),
         (("masking.smoothing=0.7", "masking.unit=word"), "one by one"),
     ],
 )

@@ -223,9 +223,12 @@ def test_words_are_added_to_both(run, store, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("examples.objective=replaced",), "model.type = bert has no head for examples.objective = replaced"),
+        (
+            ("examples.objective=replaced",),
+            "model.type = bert does not have a head for examples.objective = replaced",
+        ),
         ((*ELECTRA, "model.heads=8", "replaced.generator_size=0.4"), "generator of 3 heads and width 13"),
-        ((*ELECTRA, "examples.pairs=nsp"), "model.type = electra has no head for examples.pairs"),
+        ((*ELECTRA, "examples.pairs=nsp"), "model.type = electra does not have a head for examples.pairs"),
     ],
 )
 def test_what_cannot_be_is_rejected(overrides, message):

@@ -184,7 +184,7 @@ def test_a_bilstm_over_a_learned_mix_of_its_layers_is_elmos_own_use(run, tmp_pat
             "distill --teacher {model} --layers 1 --store {store} --out {out}",
             "no layers that can be left out",
         ),
-        ("share --model {model} --out {out}", "its type is elmo, and only a BERT"),
+        ("share --model {model} --out {out}", "its type is elmo, but only a BERT"),
         ("prune --model {tuned} --data {data} --heads 0.5 --out {out}", "no heads or neurons"),
         ("prune --model {tuned} --data {data} --drop-layers 1 --out {out}", "no layers that can be left out"),
         ("finetune sst2 --data {data} --model {model} {lora} --out {out}", "no linear layers that can have"),

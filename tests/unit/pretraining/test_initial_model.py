@@ -226,7 +226,9 @@ def test_a_folder_with_too_few_positions_is_a_clear_error(store, tmp_path):
 
 def test_a_folder_of_a_member_without_pairs_is_a_clear_error(store, tmp_path):
     folder = model_folder(tmp_path / "model", store.tokenizer(), heads={}, model_type="roberta")
-    with pytest.raises(UserError, match="model.type = roberta has no head for examples.pairs = nsp or sop"):
+    with pytest.raises(
+        UserError, match="model.type = roberta does not have a head for examples.pairs = nsp or sop"
+    ):
         run_tiny(store, tmp_path / "run", f"start.model={folder}")
 
 

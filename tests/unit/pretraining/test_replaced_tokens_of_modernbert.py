@@ -119,7 +119,7 @@ def test_it_is_continued_with_its_generator(run, store, tmp_path):
 
 def test_settings_that_do_not_fit_each_other_are_refused():
     electra = ("model.type=electra", "examples.objective=replaced", "replaced.generator_size=0.5")
-    with pytest.raises(UserError, match="electra has no head for examples.pairs"):
+    with pytest.raises(UserError, match="electra does not have a head for examples.pairs"):
         tiny_recipe(*electra, "examples.pairs=nsp")
     with pytest.raises(UserError, match="modernbert has no sop head; choose nsp, full-sentences or another"):
         heads_of(tiny_recipe(*REPLACED, "examples.pairs=sop"))

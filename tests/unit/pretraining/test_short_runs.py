@@ -162,7 +162,7 @@ def warnings_of(store, folder, *settings: str) -> list[str]:
 
 def test_a_preset_that_cannot_learn_in_its_steps_names_auto(store, tmp_path):
     (told,) = warnings_of(store, tmp_path / "run", "name=bert-tiny", "run.steps=2")
-    assert "bert-tiny wants about 0.096 M tokens (1,000 steps of 96)" in told
+    assert "bert-tiny needs about 0.096 M tokens (1,000 steps of 96)" in told
     assert "about 0.00019 M fit into 2 steps" in told
     assert warnings_of(store, tmp_path / "own", "name=my-recipe", "run.steps=2") == []
 

@@ -40,7 +40,7 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/fill", {"text": "no mask"}, 422, "text: has no [MASK]"),
+        ("/fill", {"text": "no mask"}, 422, "text: lacks a [MASK]"),
         ("/fill", {"text": "[MASK]", "top": "5"}, 422, "top: expected a whole number from 1 to 100, got "),
         ("/fill", {"text": "[MASK]", "top": 0}, 422, "top: expected a whole number from 1 to 100"),
         ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: unknown field; the fields are model, text"),

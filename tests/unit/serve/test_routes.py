@@ -256,7 +256,7 @@ def test_a_word_has_its_senses(application, folders):
     [
         (" ", ["a cat"], "word: is empty"),
         ("dog", ["a cat"], "none of the sentences contains 'dog'"),
-        ("a", ["a " * 40, "a " * 40], "stands 80 times"),
+        ("a", ["a " * 40, "a " * 40], "occurs 80 times"),
         ("a" * 101, ["a cat"], "word: has 101 characters; at most 100 are supported"),
         ("cat", ["a cat " * 40] * 60, "4920 tokens are too many for this view; it supports 4096"),
     ],

@@ -27,7 +27,7 @@ from tests.unit.studies.tiny_losses import (
 )
 from tests.unit.studies.toy_stage import stage
 
-RAISE = "raise COMPUTES of it and run tests/unit/studies/tiny_losses.py, or take the change back"
+RAISE = "raise COMPUTES of it and run tests/unit/studies/tiny_losses.py, or undo the change"
 
 
 def pretraining(*settings: str, data: str = "0") -> Stage:

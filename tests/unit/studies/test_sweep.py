@@ -176,7 +176,7 @@ def test_a_cell_with_another_run_in_it_is_rejected_before_the_first_one_runs(ass
         toy_assignment("sst2", assignment.model, assignment.out.parents[1], "run.epochs=0.1"), 2
     )
     run_trials(other[1:], Notebook())
-    with pytest.raises(UserError, match="seed-1: holds another run: run.epochs"):
+    with pytest.raises(UserError, match="seed-1: contains another run: run.epochs"):
         run_trials(cells, Notebook())
     assert not cells[0].assignment.out.exists()
 

@@ -189,7 +189,7 @@ def test_the_adversarial_training_set_is_the_one_with_swapped_warrants(tmp_path)
 def test_a_ragged_line_of_an_adversarial_file_is_a_bad_line(tmp_path):
     (bad,) = read_adversarial_arct(tsv_file(tmp_path / "a.csv", ARCT_HEADER, ["7_a", "it rains"]))
     assert isinstance(bad, BadLine)
-    assert (bad.what, bad.where) == ("has 2 columns where 7 are expected", f"{tmp_path / 'a.csv'}:2")
+    assert (bad.what, bad.where) == ("has 2 columns instead of 7", f"{tmp_path / 'a.csv'}:2")
 
 
 @pytest.mark.parametrize(

@@ -106,13 +106,13 @@ def test_a_ragged_line_is_reported_with_both_counts_and_the_next_is_read(tmp_pat
     path = written(tmp_path, name, content)
     (bad,) = bad_lines(path)
     assert bad.where == f"{path}:2"
-    assert bad.what == "has 1 columns where 2 are expected ('a', 'b')"
+    assert bad.what == "has 1 columns instead of 2 ('a', 'b')"
     assert values(path) == [{"a": "y", "b": "1"}]
 
 
 def test_a_delimiter_in_the_only_column_is_answered_with_another_delimiter(tmp_path) -> None:
     (bad,) = bad_lines(written(tmp_path, "a.csv", "text\nhot, hotter\n"))
-    assert bad.what == "has 2 columns where 1 are expected ('text')"
+    assert bad.what == "has 2 columns instead of 1 ('text')"
     assert bad.remedy.endswith("or use another --delimiter")
 
 
@@ -256,7 +256,7 @@ def test_a_headless_csv_is_read_with_the_delimiter_that_gives_its_columns(tmp_pa
 def test_what_describes_itself_takes_no_delimiter_and_no_columns(tmp_path) -> None:
     path = written(tmp_path, "a.jsonl", '{"a": 1}\n')
     for form in (TableFormat(delimiter=";"), TableFormat(columns=("a",))):
-        with pytest.raises(UserError, match="a .jsonl file already names its columns; leave out --delimiter"):
+        with pytest.raises(UserError, match="a .jsonl file already names its columns; remove --delimiter"):
             list(rows_of(path, form=form))
 
 

@@ -70,7 +70,7 @@ def test_a_bad_line_ends_reading_with_a_way_out(tmp_path) -> None:
     with pytest.raises(UserError) as error:
         texts(tmp_path)
     assert error.value.where == f"{tmp_path / 'dev.tsv'}:4"
-    assert "has 1 columns where 2 are expected" in error.value.what
+    assert "has 1 columns instead of 2" in error.value.what
     assert error.value.remedy.endswith("--skip-bad")
 
 

@@ -24,7 +24,7 @@ def test_an_ordinary_step_in_bf16_on_a_gpu_is_recorded():
         ({"one_graph": False}, "not one graph"),
         ({"precision": "fp16"}, "precision is fp16"),
         ({"algorithm": "lamb"}, "lamb reads"),
-        ({"processes": 2}, "other processes"),
+        ({"processes": 2}, "over processes"),
         ({"recompute": True}, "recomputed"),
         ({"spike_factor": 4.0}, "run.spike_factor"),
         ({"followed": True}, "changed after each step"),
