@@ -172,7 +172,7 @@ def test_draws_follow_from_the_seed_and_the_step_alone(store, tmp_path):
             store, tiny_recipe(*ELECTRA, *overrides), cache=tmp_path, **{"micro_tokens": 256, **sizes}
         )
         micros = [micro for micro in data[StepIndex(0, step)].micros]
-        return np.concatenate([micro.draws_P[micro.masked_weights_P > 0].numpy() for micro in micros])
+        return np.concatenate([micro["draws_P"][micro["masked_weights_P"] > 0].numpy() for micro in micros])
 
     first = draws(multiples=Multiples(8, 8))
     assert first.min() >= 0 and first.max() < 2**SAMPLING_BITS and len(np.unique(first)) == len(first)
