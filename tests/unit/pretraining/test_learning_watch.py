@@ -176,9 +176,9 @@ def test_a_student_that_predicts_one_word_everywhere_is_seen(rows):
     none = torch.zeros(2)
     batch = PretrainingBatch(
         inputs,
-        **masked,
         end_1=inputs.layout.starts_S1[-1:].long(),
         fields={
+            **masked,
             "masked_weights_P": torch.ones(3),
             "pair_labels_S": none.long(),
             "pair_weights_S": none,
