@@ -24,7 +24,7 @@ from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.loaded_model import load
 from bertsmith.inference.task_model import task_model_of
-from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+from bertsmith.model.folder.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.shrink.magnitude import (
     apply_masks,
