@@ -24,7 +24,7 @@ from rounds import Results, forget, parser_of, save, wait_for
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.architectures.modernbert import ModernBertConfig
 from bertsmith.model.network import Network, new_network
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.packed import pack
 from bertsmith.recipe.load import load_recipe

@@ -322,7 +322,7 @@ def detection(network: Any, micros: Any, trainer: Any) -> dict[str, float]:
     import torch
 
     from bertsmith.inference.model_path import model_folder
-    from bertsmith.model.model_folder import read_model
+    from bertsmith.model.folder.model_folder import read_model
     from bertsmith.objectives.replaced_token_detection import sample, with_tokens
     from bertsmith.training.trainer import autocast
 

@@ -12,8 +12,8 @@ from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.inference.adapter_folder import ADAPTER_FILES
 from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.model_path import model_folder
-from bertsmith.model.sentence_modules import transformer_folder
-from bertsmith.model.tensor_files import WEIGHT_FILES
+from bertsmith.model.folder.sentence_modules import transformer_folder
+from bertsmith.model.folder.tensor_files import WEIGHT_FILES
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe, SparseSection
 from bertsmith.recipe.idle_keys import FINETUNING_KEYS, free_at_resume
 from bertsmith.recipe.load import Difference, differences, leaves

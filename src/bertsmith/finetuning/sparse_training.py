@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from bertsmith.core.files import atomic_path
 from bertsmith.finetuning.finetuning_setup import Run
-from bertsmith.model.tensor_files import write_safetensors
+from bertsmith.model.folder.tensor_files import write_safetensors
 from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.training.magnitude import (
     GradualSchedule,

@@ -17,14 +17,14 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_loss
 from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import PretrainingBatch
-from bertsmith.model.attention import AttentionRule
-from bertsmith.model.attention_kernels import packed_attention
+from bertsmith.model.attention.attend import packed_attention
+from bertsmith.model.attention.rule import AttentionRule
 from bertsmith.model.encoder import ALL, Rows, WordView
 from bertsmith.model.encoder_config import EncoderConfig, PassSize
 from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
-from bertsmith.model.transformer import with_attention
-from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.transformer.transformer import with_attention
+from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.distillation_losses import (
     Projections,

@@ -215,9 +215,8 @@ class FinetuningRecipe(Section):
         ),
         Only(SPARSE, "head.encoder", ("tuned",)),
         Only(SPARSE, "run.minutes", ("off",)),  # which weights go follows from the number of steps
-        Only(
-            ("sparse.gradual",), "run.keep", ("last",)
-        ),  # the best weights may be some of before the pruning
+        # The best weights may be some of before the pruning.
+        Only(("sparse.gradual",), "run.keep", ("last",)),
         Only(("sparse.begin_at",), "sparse.keep_zeros", (True,)),
     )
 

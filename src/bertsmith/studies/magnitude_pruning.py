@@ -22,7 +22,7 @@ from bertsmith.finetuning.sparse_training import EARLY_WEIGHTS
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.loaded_model import load
 from bertsmith.inference.task_model import task_model_of
-from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+from bertsmith.model.folder.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.shrink.slicing import blocks_to_prune
 from bertsmith.studies.pruning import (

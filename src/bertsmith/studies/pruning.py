@@ -30,9 +30,9 @@ from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.task_model import task_model_of
 from bertsmith.inference.unit_importance import task_importance
-from bertsmith.model.model_folder import write_model
+from bertsmith.model.folder.model_folder import write_model
+from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.model.network import Network
-from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import differences, leaves
 from bertsmith.recipe.toml_text import value_text

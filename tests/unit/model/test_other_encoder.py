@@ -34,10 +34,10 @@ from bertsmith.model.architecture import (
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, WordView, mean_of_rows
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, PassSize, StepForm
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Transform
 from bertsmith.model.importance import importance_gates, sequence_of_rows
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
-from bertsmith.model.model_folder import read_model
 from bertsmith.model.network import Network, new_network, set_direction
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.packed import PackedBatch, pack

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertsmith.data.collate import PretrainingBatch
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.network import set_direction
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums

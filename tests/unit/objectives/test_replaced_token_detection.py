@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.masking import SAMPLING_BITS
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.objectives.replaced_token_detection import ReplacedTokenDetection, sample
 from bertsmith.packed import pack
 from tests.compile_counter import CompileCounter

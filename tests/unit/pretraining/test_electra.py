@@ -15,7 +15,7 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.data.masking import SAMPLING_BITS
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.packed import pack
 from bertsmith.pretraining.checkpoint_export import export_checkpoints
 from bertsmith.pretraining.hardware import choices

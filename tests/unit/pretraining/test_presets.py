@@ -11,7 +11,7 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.collate import Multiples, PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.model_folder import head_outputs, read_model
+from bertsmith.model.folder.model_folder import head_outputs, read_model
 from bertsmith.model.network import Network, build_network
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from bertsmith.model.model_folder import Model, write_model
-from bertsmith.model.tensor_files import read_tensors
+from bertsmith.model.folder.model_folder import Model, write_model
+from bertsmith.model.folder.tensor_files import read_tensors
 from bertsmith.training import magnitude
 from bertsmith.training.magnitude import GradualSchedule
 from tests.lively_networks import lively_network

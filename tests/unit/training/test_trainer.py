@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
-from bertsmith.model import torch_internals
+from bertsmith.model.kernels import torch_internals
 from bertsmith.model.network import new_network
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.recipe.optim_section import OptimSection
