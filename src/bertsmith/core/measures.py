@@ -21,13 +21,13 @@ class Field(NamedTuple):
     """A tensor of a batch besides its packed tokens."""
 
     name: str
-    """Ends in what it has a value of: _T (token), _S (sequence) or _P (predicted token)."""
+    """Name; its ending is the unit with a value: _T (token), _S (sequence) or _P (predicted token)."""
     make: Callable[[Any], Any]
     """Function that returns the values for a step's sequences (`data.collate.Collated`)."""
     counted: str = ""
     """Name of the count that is the sum of the field; empty: none."""
     filler: float = 0
-    """Value at tokens, sequences and predictions that only fill the shape."""
+    """Value at filler tokens, sequences and predictions."""
     is_row: bool = False
     """True if the values are rows, which are counted from the start of each micro-batch."""
 
@@ -130,7 +130,7 @@ def _whole(total: str) -> Value:
 LOSS = Metric("loss", unit="nats", larger_is_better=False, short="loss")
 SEQUENCES = Metric("sequences", of=_whole("sequences"), unit="number", fixed=True)
 CANDIDATES = Metric("candidates", of=_whole("candidates"), unit="number", short="candidates")
-"""Rows that a held-out evaluation compares with each other; values for other numbers do not compare."""
+"""Rows that a held-out evaluation compares with each other; values for other numbers are not comparable."""
 
 
 @dataclass(frozen=True)

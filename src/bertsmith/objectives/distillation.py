@@ -135,7 +135,7 @@ class Distillation(PretrainingObjective):
     def _words(
         self, batch: PretrainingBatch, ours: Pass, theirs: Pass, weights_R: Tensor
     ) -> dict[str, Tensor]:
-        """The losses of predicted words, and how many predictions of either are right, or the same."""
+        """Return the losses of predicted words, the right predictions of each network, and the equal ones."""
         everywhere, rows_P, ids_P = self.distill.rows == "all", batch["masked_rows_P"], batch["masked_ids_P"]
         weights_P, network = batch["masked_weights_P"], self.network
         if not self.distill.soft_weight:

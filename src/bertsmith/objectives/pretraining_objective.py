@@ -41,13 +41,13 @@ class PretrainingObjective(nn.Module):
         raise NotImplementedError
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+        """Return the loss and the sums of a micro-batch, not compiled."""
         sums = self.summed(batch)
         loss = self.loss(sums, loss_scales_C)
         return loss, torch.stack([sums[name].detach().to(loss.dtype) for name in self.declared.sums])
 
     def loss(self, sums: Mapping[str, Tensor], loss_scales_C: Tensor) -> Tensor:
-        """The declared terms of the loss, added up."""
+        """Return the sum of the declared terms of the loss."""
         declared = self.declared
         scales = dict(zip(declared.counts, loss_scales_C.unbind(), strict=True))
         first, *others = (each.weight * sums[each.sum] * scales[each.over] for each in declared.terms)
@@ -78,7 +78,7 @@ class StepObjective(PretrainingObjective, OverTheStep):
         super().__init__(network, declared)
 
     def rows(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return what a micro-batch gives [S, ...], and True for rows that are not filler [S]."""
+        """Return a micro-batch's rows [S, ...], and True for rows that are not filler [S]."""
         raise NotImplementedError
 
     def of_rows(self, rows_Z: Tensor) -> dict[str, Tensor]:
@@ -91,7 +91,7 @@ class StepObjective(PretrainingObjective, OverTheStep):
         return rows_S.to(torch.promote_types(rows_S.dtype, torch.float32)), is_real_S
 
     def of_step(self, rows_Z: Tensor, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of all rows of a step, and what each row adds to the sums [Z, N]."""
+        """Return the loss of all rows of a step, and each row's part of the sums [Z, N]."""
         values = self.of_rows(rows_Z)
         loss = self.loss({name: each.sum() for name, each in values.items()}, loss_scales_C)
         return loss, torch.stack([values[name].detach().to(loss.dtype) for name in self.declared.sums], 1)

@@ -46,5 +46,5 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
 
 
 def declaration(recipe: Recipe) -> Declaration:
-    """The batch fields, sums, loss terms and metrics of a recipe's objective."""
+    """Return the batch fields, sums, loss terms and metrics of a recipe's objective."""
     return OBJECTIVES[recipe.examples.objective].declared(recipe)

@@ -66,14 +66,14 @@ class ReplacedTokenDetection(PretrainingObjective):
         return {"": self.network, GENERATOR: self.generator}
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The sums of the generator's words, of the judged tokens and of pairs."""
-        assert self.generator.encoder.word_views() == (WordView(),), "masks are read where they stand"
+        """Return the sums of the generator's words, of the judged tokens and of pairs."""
+        assert self.generator.encoder.word_views() == (WordView(),), "masks are read at their own rows"
         hidden_PD = self.generator.encoder(batch.inputs, rows=batch["masked_rows_P"])
         scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
         token_loss, token_hits = weighted_sums(scores_PV, batch["masked_ids_P"], batch["masked_weights_P"])
         sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch["draws_P"])
         original_T, shown_T = with_tokens(batch, batch["masked_ids_P"]), with_tokens(batch, sampled_P)
-        # A sample that is the very token it replaces counts as original.
+        # A sample that equals the token it replaces counts as original.
         replaced_T = shown_T != original_T
         # All tokens of examples are judged, special ones too.
         weights_T = torch.arange(len(shown_T), device=shown_T.device) < batch.end_1
@@ -114,9 +114,9 @@ def sample(scores_PV: Tensor, draws_P: Tensor) -> Tensor:
 
 
 def with_tokens(batch: PretrainingBatch, tokens_P: Tensor) -> Tensor:
-    """The batch's tokens [T] with these at its predicted rows."""
+    """Return the batch's tokens [T] with these at its predicted rows."""
     tokens_T, counts_P = batch.inputs.tokens_T, batch["masked_weights_P"] > 0
-    # Rows that only fill the shape point at a real token: they write the filler's last one again instead.
+    # Filler rows point at a real token: they write the filler's last one again instead.
     rows_P = torch.where(counts_P, batch["masked_rows_P"], len(tokens_T) - 1)
     return tokens_T.scatter(0, rows_P, torch.where(counts_P, tokens_P, tokens_T[-1]))
 

@@ -142,7 +142,7 @@ def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None
         if not folder.finished or not {each.key for each in changed} <= BUDGET_KEYS:
             return OTHER_RUN
         onward = f"{_start_option(recipe)} {folder.model} and a new --out"
-        return f"its learning rate has gone to its end; train on from its model: {onward}"
+        return f"its learning rate has decayed; continue from its model: {onward}"
 
     asked = {"recipe": recipe.model_dump(), "store": store.hash}
     folder.check_same_run(asked, lambda: begun_with(folder), free=FREE_KEYS, remedy=remedy)

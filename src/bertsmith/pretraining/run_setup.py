@@ -149,7 +149,7 @@ def _check_before_it_begins(folder: RunFolder, datasets: Sequence[PretrainingDat
 def begun_with(folder: RunFolder) -> dict[str, Any]:
     """Return the recipe of a run, and the hashes of its store and its teacher, if any."""
     files = {name: folder.path / file for name, file in (("store", STORE_FILE), ("teacher", TEACHER_FILE))}
-    remedy = "start the run anew in another folder"
+    remedy = "start the run again in another folder"
     hashes = {name: read_json(file, remedy=remedy)["hash"] for name, file in files.items() if file.is_file()}
     return {"recipe": load_recipe(folder.config).model_dump(), **hashes}
 

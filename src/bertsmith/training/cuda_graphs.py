@@ -125,10 +125,10 @@ def why_not_recorded(facts: StepFacts) -> str:
         # With fp16 the CPU chooses the next loss scale after each step.
         f"precision is {facts.precision}, not bf16": facts.precision != "bf16",
         f"{facts.algorithm} reads numbers back": not OPTIMIZERS[facts.algorithm].recordable,
-        "gradients come from other processes": facts.processes > 1,
-        # Which rows are not filler is read back, and so is the dropout of each pass.
+        "gradients are summed over processes": facts.processes > 1,
+        # Python reads back the mask of filler rows, and the dropout of each pass.
         "the loss compares the rows of a whole step": facts.over_the_step,
-        "dropout's random state is read back where layers are recomputed": facts.recompute,
+        "dropout's random state is read back when layers are recomputed": facts.recompute,
         "run.spike_factor reads the gradient norm back": facts.spike_factor != "off",
         "the weights are changed after each step": facts.followed,
     }

@@ -31,7 +31,7 @@ FOR_PEOPLE = {".md", ".png", ".jsonl"}
 PARTIAL = ".partial"
 """Ending of the names of files that are being written (core/files.py)."""
 MAX_DIFFERENCES = 6
-OTHER_RUN = "give --out a new folder, or take the change back"
+OTHER_RUN = "give --out a new folder, or undo the change"
 Block = list[str]
 """Lines of one block of the card; blocks are separated by a blank line."""
 
@@ -150,7 +150,7 @@ class RunFolder:
         free: Set[str] = frozenset(),
         remedy: Callable[[Sequence[Difference]], str] = lambda _: OTHER_RUN,
     ) -> None:
-        """Raise if the folder contains a run that was asked for something else, or files but no run.
+        """Raise if the folder contains a run with another request, or files of something else.
 
         Only the keys of `asked` are compared with what the run began with, which is its config file if this
         is JSON. `free` are keys of the recipe that may change. Without a remedy a change is allowed.
@@ -165,7 +165,7 @@ class RunFolder:
         if changed and (told := remedy(changed)):
             more = len(changed) - MAX_DIFFERENCES
             listed = [*map(_told, changed[:MAX_DIFFERENCES]), *([f"and {more} more"] if more > 0 else [])]
-            raise UserError(f"holds another run: {'; '.join(listed)}", where=str(self.path), remedy=told)
+            raise UserError(f"contains another run: {'; '.join(listed)}", where=str(self.path), remedy=told)
 
     def remove_partial_files(self) -> None:
         """Remove half-written files and folders of killed processes."""
@@ -190,7 +190,7 @@ class RunFolder:
 
 
 def _told(change: Difference) -> str:
-    """Return a change in words; hashes mean nothing to people."""
+    """Return a change in words, without hashes."""
     hashes = [each for each in (change.before, change.now) if each is not None]
     if not all(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in hashes):
         return str(change)

@@ -55,7 +55,7 @@ def test_who_wants_more_epochs_of_a_finished_run_is_told_how(finished, model):
     assignment = toy_assignment("sst2", model, finished, "run.epochs=0.3")
     line = complaint(assignment)
     assert "contains another run: run.epochs: 0.1 there, 0.3 now; " in line
-    assert line.endswith(f"start from it: --model {assignment.out} --out NEW --epochs MORE")
+    assert line.endswith(f"start from its model: --model {assignment.out} --out NEW --epochs MORE")
     further = replace(assignment, model=assignment.out, out=finished / "runs" / "further")
     assert finetune(further, Notebook()).finished
 
@@ -114,7 +114,7 @@ def test_examples_that_came_since_a_run_was_finished_are_noticed(model, tmp_path
     append(assignment.data / f"{split}.tsv", "the warm sun\t1\n")
     line = complaint(assignment)
     assert f"{split} of the examples has changed since" in line
-    assert line.endswith("give --out a new folder, or take the change back")
+    assert line.endswith("give --out a new folder, or undo the change")
 
 
 def test_an_interrupted_run_does_not_go_on_with_other_examples(model, tmp_path):

@@ -134,7 +134,7 @@ def test_without_its_last_state_a_run_stays_as_it_is_and_the_message_says_what_t
     assert (folder / "result.json").is_file()
     shutil.rmtree(folder / "checkpoints")
     line = refusal(model, tmp_path, *LONGER)
-    assert line.endswith(f"start from it: --model {folder} --out NEW --epochs MORE")
+    assert line.endswith(f"start from its model: --model {folder} --out NEW --epochs MORE")
     assert tune("sst2", model, tmp_path, *SHORTER).finished
 
 

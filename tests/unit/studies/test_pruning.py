@@ -144,7 +144,7 @@ def test_dropped_layers_go_before_heads(learned, data, tmp_path):
 
 def test_another_job_in_the_folder_is_not_resumed(straight, learned, data):
     other = request_of(learned, data, straight.folder, Removal(heads=0.25))
-    with pytest.raises(UserError, match=r"holds another run: removal\.heads: 0\.5 there, 0\.25 now"):
+    with pytest.raises(UserError, match=r"contains another run: removal\.heads: 0\.5 there, 0\.25 now"):
         prune(other, Notebook())
 
 
