@@ -40,7 +40,7 @@ def compare(
     if texts == [str(STANDARD_INPUT)]:
         texts = lines_of(STANDARD_INPUT)
     if len(texts) < 2:
-        raise UserError("one text has nothing to be compared with", remedy="give two texts or more")
+        raise UserError("one text cannot be compared", remedy="give two texts or more")
     from bertsmith.inference.vectors import cosines
 
     bert = open_model(model, "embed", device=device, precision=precision)

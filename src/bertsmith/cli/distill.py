@@ -36,7 +36,7 @@ def distill(
     ] = None,
     student: Annotated[
         str,
-        Option(metavar="MODEL", help="A student of its own: a model, or on text a preset or a recipe file."),
+        Option(metavar="MODEL", help="A separate student: a model, or on text a preset or a recipe file."),
     ] = "",
     steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
     minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
@@ -76,7 +76,7 @@ def distill(
     asked = Asked(tuple(teacher), student, out.expanduser(), common, tuple(settings or ()), as_json)
     sizes = {"batch": batch, "max_length": max_length, "device": device, "precision": precision}
     if (store is None) == (not task):
-        remedy = "--store for what the teacher knows of text, --task with --data for what it knows of a task"
+        remedy = "--store to distil its knowledge of text, --task with --data to distil a task"
         raise UserError("give one of the two", where="--store, --task", remedy=remedy)
     if store is not None:
         _refuse({"--epochs": epochs, "--data": data}, "--store")
@@ -85,11 +85,11 @@ def distill(
         return
     _refuse({"--steps": steps, "--minutes": minutes, "--layers": layers}, "--task")
     if data is None or not student:
-        where, remedy = "--data, --student", "as in --data glue/SST-2 --student runs/student"
+        where, remedy = "--data, --student", "for example --data glue/SST-2 --student runs/student"
         raise UserError("a task needs both", where=where, remedy=remedy)
     if _is_recipe(student):
         remedy = f"distil it on text first (--store store/ --student {student}), and give that run"
-        raise UserError("is a recipe, and a task wants a model", where=f"--student {student}", remedy=remedy)
+        raise UserError("is a recipe, but a task needs a model", where=f"--student {student}", remedy=remedy)
     _distill_task(asked, task, data.expanduser(), {**sizes, "epochs": epochs})
 
 
@@ -111,7 +111,9 @@ def _distill_text(
 ) -> None:
     """Pre-train with a teacher."""
     if len(asked.teachers) > 1:
-        raise UserError("a student of text has one teacher", where="--teacher", remedy="give one of them")
+        raise UserError(
+            "distilling on text supports one teacher", where="--teacher", remedy="give one of them"
+        )
     begins = [
         *asked.common,
         ("--teacher", "distill.teacher", asked.teachers[0]),
@@ -146,10 +148,10 @@ def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") 
 
 
 def _refuse(given: "dict[str, object]", beside: str) -> None:
-    """Raise if one of these options is given, which cannot be used with `beside`."""
+    """Raise if one of these options is given: they cannot be combined with `beside`."""
     for option, value in given.items():
         if value is not None:
-            raise UserError(f"means nothing beside {beside}", where=option, remedy="remove it")
+            raise UserError(f"cannot be used with {beside}", where=option, remedy="remove it")
 
 
 def _task_named(name: str, teacher: Path) -> "Task":
@@ -163,7 +165,7 @@ def _task_named(name: str, teacher: Path) -> "Task":
     config = task_config_in(teacher)
     if config is None or not config.custom:
         remedy = "give the folder of a `bertsmith finetune custom` run"
-        raise UserError("was not fine-tuned on a table of your own", where=str(teacher), remedy=remedy)
+        raise UserError("was not fine-tuned on your own table", where=str(teacher), remedy=remedy)
     return custom_task(spec_of(config.custom))
 
 
@@ -196,7 +198,7 @@ def _teacher_layers(teacher: str, wanted: int) -> "tuple[int, ...]":
 
     folder, config = folder_and_config(teacher, option="--teacher")
     if not 0 < wanted <= config.layers:
-        what = f"the teacher has {config.layers} layers, and a student of {wanted} would"
-        what += " be larger" if wanted > 0 else " have none"
+        what = f"the teacher has {config.layers} layers, but a student of {wanted} would"
+        what += " be larger" if wanted > 0 else " be empty"
         raise UserError(what, where="--layers", remedy=f"give a number from 1 to {config.layers} ({folder})")
     return evenly_spaced(config.layers, wanted)

@@ -35,23 +35,23 @@ def finetune(
     task: Annotated[str, Argument(metavar="TASK", help="sst2, mnli, squad2, ner ... or custom.")],
     data: Annotated[Path, Option(help="The task's folder, or your own file.")],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
-    model: Annotated[Path | None, Option(help="Model folder; without it the embedded encoder.")] = None,
+    model: Annotated[Path | None, Option(help="Model folder; by default the embedded encoder.")] = None,
     text: Annotated[str, Option(help="custom: column of the text.")] = "",
     second: Annotated[str, Option("--text2", help="custom: column of the second text of a pair.")] = "",
     label: Annotated[str, Option(help="custom: column of the label or number.")] = "",
     kind: Annotated[str, Option(help="custom: classify (the default), multilabel or regress.")] = "",
-    separator: Annotated[str, Option(help="custom: what parts the labels in a cell; a comma.")] = "",
+    separator: Annotated[str, Option(help="custom: separator of the labels in a cell; a comma.")] = "",
     key: Annotated[str, Option("--id", help="custom: column of the ids.")] = "",
     dev: Annotated[Path | None, Option(help="custom: the development file.")] = None,
     dev_share: Annotated[
         float | None,
-        Option(min=0, max=0.9, help="custom: else this fraction of each class of the data; 0.1."),
+        Option(min=0, max=0.9, help="custom: without --dev, this fraction of each class; 0.1."),
     ] = None,
     test_share: Annotated[
         float | None, Option(min=0, max=0.9, help="custom: test the finished model on this fraction.")
     ] = None,
     folds: Annotated[
-        int | None, Option(min=2, help="custom: so many runs, each developed on another fold of the data.")
+        int | None, Option(min=2, help="custom: cross-validate with this many folds, one run each.")
     ] = None,
     delimiter: options.Delimiter = "",
     encoding: options.Encoding = "",
@@ -67,12 +67,13 @@ def finetune(
     batch: Annotated[int | None, Option(help="Examples a step (run.examples).")] = None,
     max_length: Annotated[int | None, Option(help="Longest sequence in tokens (text.longest).")] = None,
     patience: Annotated[
-        int | None, Option(help="End early after so many evaluations without a better one; keep the best.")
+        int | None, Option(help="End after this many evaluations without improvement; keep the best.")
     ] = None,
     tune_thresholds: Annotated[
-        bool, Option("--tune-thresholds", help="Tune when a label is given (answers.label_thresholds).")
+        bool,
+        Option("--tune-thresholds", help="Tune the thresholds for giving labels (answers.label_thresholds)."),
     ] = False,
-    limit: Annotated[int | None, Option(help="Most examples of each split (run.limit).")] = None,
+    limit: Annotated[int | None, Option(help="Maximum examples of each split (run.limit).")] = None,
     device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
     precision: Annotated[str | None, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = None,
     seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
@@ -177,7 +178,7 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         return
     if not result.finished:
         steps = counted(result.steps, "step")
-        echo(f"stopped after {steps}; give the same command again to resume ({result.folder})")
+        echo(f"stopped after {steps}; run the same command again to resume ({result.folder})")
         return
     for split, metrics in result.metrics.items():
         for name, value in metrics.items():
@@ -257,7 +258,9 @@ def published_task(name: str, own: OwnTable) -> "Task":
     task = task_named(name)
     if given := own.flags():
         remedy = f"remove them, or fine-tune `{OWN}`"
-        raise UserError(f"{task.name} knows its own columns and parts", where=", ".join(given), remedy=remedy)
+        raise UserError(
+            f"{task.name} defines its own columns and parts", where=", ".join(given), remedy=remedy
+        )
     return task
 
 
@@ -279,10 +282,12 @@ def own_task(own: OwnTable, data: Path) -> "Task":
         _check_no_part(own, "--dev names the development file")
         dev = own.dev.expanduser()
         if not dev.is_file():
-            raise UserError("no such file", where=f"--dev {dev}", remedy="name a table as --data is")
+            raise UserError(
+                "no such file", where=f"--dev {dev}", remedy="give a table in the format of --data"
+            )
         return custom_task(replace(spec, dev_fraction=0.0, dev=str(dev.resolve())), form)
     if has_own_dev(data):
-        _check_no_part(own, f"{data} has a development file of its own")
+        _check_no_part(own, f"{data} already has a development file")
         return custom_task(replace(spec, dev_fraction=0.0), form)
     chosen = spec if own.dev_share is None else replace(spec, dev_fraction=own.dev_share)
     return custom_task(chosen, form)
@@ -291,15 +296,15 @@ def own_task(own: OwnTable, data: Path) -> "Task":
 def _check_table(own: OwnTable) -> None:
     """Raise if an option is missing or has no effect."""
     if not (own.text and own.label):
-        what = "a task of your own needs the names of its columns"
+        what = "your own task needs the names of its columns"
         remedy = (
             "give --text COLUMN and --label COLUMN; for tagged words fine-tune `tags`, for answers in "
-            "passages `squad` (docs/finetuning.md says how their files look)"
+            "passages `squad` (docs/finetuning.md describes their files)"
         )
         raise UserError(what, remedy=remedy)
     if own.test_share and own.dev_share == 0:
-        what = "without a development set the test would decide what is kept"
-        raise UserError(what, where="--test-share", remedy="leave --dev-share 0 out")
+        what = "without a development set, the test set would select the model"
+        raise UserError(what, where="--test-share", remedy="remove --dev-share 0")
     if own.folds and own.dev_share is not None:
         what = "each fold is the development set of a run"
         raise UserError(what, where="--dev-share", remedy="remove it")
@@ -308,11 +313,11 @@ def _check_table(own: OwnTable) -> None:
     if own.separator and not (own.kind and text_kind_named(own.kind).many_labels):
         many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
         remedy = f"remove it, or add --kind {' or '.join(many)}"
-        raise UserError("a text has one label, which nothing parts", where="--separator", remedy=remedy)
+        raise UserError("is for several labels per text", where="--separator", remedy=remedy)
 
 
 def _check_no_part(own: OwnTable, what: str) -> None:
-    """Raise if a part of the data is requested as the development set, but there is one already."""
+    """Raise if a part of the data is requested as the development set, but the data already have one."""
     for flag, given in (("--dev-share", own.dev_share), ("--folds", own.folds)):
         if given is not None:
             raise UserError(what, where=flag, remedy="remove it")
@@ -340,13 +345,13 @@ class _Study:
         flags = self.flags()
         if len(flags) > 1:
             remedy = f"give {' or '.join(sorted(flags))}; --seed sets the seed of each"
-            raise UserError("one study has runs of its own kind", where=" ".join(flags), remedy=remedy)
+            raise UserError("these options exclude each other", where=" ".join(flags), remedy=remedy)
         own: dict[str, Sequence[str]] = {"--grid": [*GRID], "--lr-grid": [*RATES], "--search": SEARCHED}
         keys = own.get(flags[0], ()) if flags else ()
         if taken := [key for line in overrides if (key := line.partition("=")[0].strip()) in keys]:
             name = "search" if self.search else "grid"
             what = f"the {name} has its own values of {taken[0]}"
-            raise UserError(what, where=flags[0], remedy=f"leave the setting out, or the {name}")
+            raise UserError(what, where=flags[0], remedy=f"remove the setting, or the {name}")
 
     def trials(self, assignment: "Assignment") -> "list[Trial]":
         """Return the runs of the study."""
@@ -364,12 +369,14 @@ class _Study:
 def _check_quick(task: "Task", study: _Study, minutes: float | None) -> None:
     """Raise if a solved head cannot do the task, or if an option needs steps or differing runs."""
     if task.kind.linear_problem is None:
-        raise UserError(f"{task.title} has no linear head to solve", where="--quick", remedy="remove it")
+        raise UserError(
+            f"{task.title} does not have a linear head to solve", where="--quick", remedy="remove it"
+        )
     if minutes is not None:
-        raise UserError("--quick takes no steps", where="--quick --minutes", remedy="remove one of them")
+        raise UserError("--quick does not take steps", where="--quick --minutes", remedy="remove one of them")
     if same := [flag for flag in study.flags() if flag != "--folds"]:
         what = "a solved head is the same in every run"
-        raise UserError(what, where=f"--quick {same[0]}", remedy=f"leave {same[0]} out, or --quick")
+        raise UserError(what, where=f"--quick {same[0]}", remedy=f"remove {same[0]}, or --quick")
 
 
 def run_one(assignment: "Assignment", *, as_json: bool) -> None:
@@ -395,14 +402,14 @@ def _run_many(trials: "list[Trial]", *, as_json: bool) -> None:
 def stoppable(
     study: "Callable[[ProgressCallback], Result]", line: Line = live_line, *, as_json: bool
 ) -> "Result":
-    """Return the result of a study with its progress shown; if it is stopped, print in which run and exit."""
+    """Show the progress of a study and return its result; if stopped, print the current run and exit."""
     from bertsmith.studies.sweep import Stopped
 
     try:
         with progress_display(line, as_json=as_json) as callback:
             return study(callback)
     except Stopped as stopped:
-        text = f"stopped in {stopped}; give the same command again to resume"
+        text = f"stopped in {stopped}; run the same command again to resume"
         print_json({"finished": False, "stopped_in": str(stopped)}) if as_json else echo(text)
         raise Exit(STOPPED) from None
 
@@ -440,7 +447,7 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
 def _run_text(result: "FinetuningResult") -> str:
     """Format the result of a run on its first split; the others are in the run's folder."""
     if not result.metrics:
-        return "finished; there is no development set"
+        return "finished, without a development set"
     split, metrics = next(iter(result.metrics.items()))
     text = f"{split} {', '.join(f'{each} {_metric_text(each, metrics[each])}' for each in metrics)}"
     if result.early_end is not None:

@@ -147,7 +147,7 @@ def test_an_unfinished_run_is_exported_with_its_store(capsys, store, tmp_path):
     [
         (("--step", 5), "step 5 was not kept; choose one of 3, 6, 8"),
         (("--step", 0), "step 0 was not kept"),
-        (("--step", 3, "--all"), "--step and --all: one step or all of them"),
+        (("--step", 3, "--all"), "--step and --all: --step and --all exclude each other"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(capsys, run, tmp_path, words, message):

@@ -86,7 +86,7 @@ def test_a_larger_student_is_a_warning(capsys, caplog, store, teacher, tmp_path)
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        (("--layers", 5), "the teacher has 4 layers, and a student of 5 would be larger"),
+        (("--layers", 5), "the teacher has 4 layers, but a student of 5 would be larger"),
         (("--layers", 0), "would have none"),
         ((), "--layers, --student: give one of the two"),
         (("--layers", 2, "--student", "bert-tiny"), "--layers, --student: give one of the two"),
@@ -142,14 +142,14 @@ def test_the_task_of_ones_own_is_that_of_the_teacher(capsys, model, tmp_path):
     [
         (("--task", "sst2", "--data", "x"), "a task needs both"),
         (("--task", "sst2", "--student", "x"), "a task needs both"),
-        (("--task", "sst2", "--data", "x", "--student", "bert-mini"), "bert-mini: is a recipe, and a task"),
-        (("--task", "sst2", "--data", "x", "--student", "own.toml"), "own.toml: is a recipe, and a task"),
+        (("--task", "sst2", "--data", "x", "--student", "bert-mini"), "bert-mini: is a recipe, but a task"),
+        (("--task", "sst2", "--data", "x", "--student", "own.toml"), "own.toml: is a recipe, but a task"),
         (("--task", "sst2", "--store", "x"), "--store, --task: give one of the two"),
         ((), "--store, --task: give one of the two"),
-        (("--task", "sst2", "--layers", 2), "means nothing beside --task"),
-        (("--store", "x", "--epochs", 2), "means nothing beside --store"),
+        (("--task", "sst2", "--layers", 2), "cannot be used with --task"),
+        (("--store", "x", "--epochs", 2), "cannot be used with --store"),
         (("--store", "x", "--teacher", "y", "--layers", 2), "has one teacher"),
-        (("--task", "custom", "--student", "x", "--data", "x"), "table of your own"),
+        (("--task", "custom", "--student", "x", "--data", "x"), "your own table"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(capsys, model, tmp_path, words, word):

@@ -95,7 +95,7 @@ def test_a_file_of_one_delimiter_is_trained_on_by_option(capsys, model, tmp_path
 @pytest.mark.parametrize("option", [("--delimiter", ";"), ("--encoding", "cp1252"), ("--columns", "a,b")])
 def test_files_of_a_known_format_take_no_such_option(capsys, tmp_path, option):
     words = ("finetune", "sst2", "--data", tmp_path, "--out", tmp_path / "run", *option)
-    assert f"{option[0]}: sst2 knows its own columns and parts" in mistake(capsys, *words)
+    assert f"{option[0]}: sst2 defines its own columns and parts" in mistake(capsys, *words)
 
 
 def test_inspect_tells_why_all_lines_are_bad(capsys, tmp_path):
@@ -179,7 +179,7 @@ def test_embed_skips_bad_lines_and_says_which_are_left(capsys, model, spoiled, t
 
 def test_a_name_that_no_vectors_are_written_under_is_refused(capsys, model, spoiled, tmp_path):
     line = mistake(capsys, "embed", "--input", spoiled, "--model", model, "--out", tmp_path / "v.xlsx")
-    assert "vectors are not written as .xlsx; name a file that ends in .npy, .csv, .parquet" in line
+    assert "vectors are not written as .xlsx; use a file name that ends in .npy, .csv, .parquet" in line
 
 
 def test_classify_skips_bad_lines(capsys, run, tmp_path):
@@ -195,4 +195,4 @@ def test_a_file_of_bad_lines_only_is_told_with_the_first_reason(capsys, model, t
     (tmp_path / "texts.txt").write_bytes(b"\xff\n\xfe\n")
     words = ("embed", "--input", tmp_path / "texts.txt", "--model", model, "--out", tmp_path / "v.npy")
     line = mistake(capsys, *words, "--skip-bad")
-    assert "texts.txt:1: is not UTF-8 text (byte 0), and no other line can be taken" in line
+    assert "texts.txt:1: is not UTF-8 text (byte 0), and all other lines are bad, too" in line

@@ -45,7 +45,7 @@ def test_a_stopped_study_exits_with_130(capsys, words):
     with stop_at(6):
         told = bertsmith(capsys, *words)
     assert told.code == 130
-    assert "stopped in rte seed-0; give the same command again to resume" in told.out
+    assert "stopped in rte seed-0; run the same command again to resume" in told.out
 
 
 def test_mistakes_are_one_line(capsys, words, tmp_path):

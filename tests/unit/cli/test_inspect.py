@@ -142,7 +142,7 @@ def test_a_test_file_needs_no_labels(reviews, tmp_path) -> None:
     found = json.loads(run(*words, "--json"))
     assert [split["name"] for split in found["splits"]] == ["train", "dev", "test"]
     assert found["shifts"][1]["labels"] is None
-    with pytest.raises(UserError, match="a training set has a column of labels"):
+    with pytest.raises(UserError, match="a training set needs a label column"):
         run(reviews, "--text", "review", "--test", tmp_path / "new.csv")
 
 

@@ -96,8 +96,8 @@ def test_a_table_is_read_and_written(capsys, model, expected, tmp_path):
 
 def test_what_cannot_be_scored_is_one_line(capsys, model, file, tmp_path):
     given = ("--input", file, "--model", model)
-    assert "it is not clear what to score" in mistake(capsys, "likelihood", "--model", model)
-    assert "is not the name of a table" in mistake(capsys, "likelihood", *given, "--out", tmp_path / "a.npy")
+    assert "nothing to score" in mistake(capsys, "likelihood", "--model", model)
+    assert "is not a table format" in mistake(capsys, "likelihood", *given, "--out", tmp_path / "a.npy")
     assert "which may have an --out" in mistake(capsys, "likelihood", "tea", "--out", tmp_path / "a.csv")
     same = file.rename(tmp_path / "texts.tsv")
     answer = mistake(capsys, "likelihood", "--input", same, "--text", TEXTS[0], "--out", same)

@@ -29,7 +29,7 @@ def test_an_adapter_becomes_a_folder_that_needs_its_base_no_more(run, tmp_path, 
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
     assert "already exists" in mistake(capsys, "merge", run, "--out", tmp_path / "merged")
     told = mistake(capsys, "merge", tmp_path / "merged", "--out", tmp_path / "again")
-    assert "is no adapter folder; give a folder with adapter_config.json" in told
+    assert "is not an adapter folder; give a folder with adapter_config.json" in told
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_the_input_is_not_overwritten(capsys, runs, new, tmp_path):
     (tmp_path / "link.tsv").symlink_to(new)
     for out in (new, tmp_path / "link.tsv", tmp_path / "." / "new.tsv"):
         line = mistake(capsys, "predict", runs["one"][0], "--input", new, "--out", out)
-        assert "is the input itself; name another place" in line
+        assert "is the input itself; choose another file" in line
     assert new.read_text() == before
 
 

@@ -123,12 +123,12 @@ def test_what_follows_is_reported(capsys):
     found = said(capsys, "next", *pair)
     assert found["follows"] and found["probability"] > 0.5
     first, second = shown(capsys, "next", *pair)
-    assert first.endswith("B follows A") and second.endswith("B stands elsewhere")
+    assert first.endswith("B follows A") and second.endswith("B does not follow A")
 
 
 def test_what_does_not_follow_comes_first_too(capsys):
     first, _ = shown(capsys, "next", "The battle was lost.", "Add two spoons of sugar and stir.")
-    assert first.endswith("B stands elsewhere")
+    assert first.endswith("B does not follow A")
 
 
 # ---- answer
@@ -393,7 +393,7 @@ def test_a_model_of_another_kind_points_to_the_own_one(capsys, folders, verb):
         (("fill", "a [mask]."), "the text: lacks a [MASK]; write [MASK] in place of [mask]"),
         (("fill", "a <mask>."), "the text: lacks a [MASK]; write [MASK] in place of <mask>"),
         (("fill", "a ____."), "the text: lacks a [MASK]; write [MASK] in place of ____"),
-        (("compare", "a"), "one text has nothing to be compared with"),
+        (("compare", "a"), "one text cannot be compared"),
         (("compare", "a", " "), "text 2: is empty"),
         (("fill", "a [MASK]", "--model", "nowhere"), "nowhere: this folder does not exist"),
     ],
@@ -407,7 +407,7 @@ def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, wor
     ("folder", "words", "remedy"),
     [
         ("single", ("a", "--second", "b"), "remove --second, or the tab"),
-        ("numbers", ("a",), "give the second text with --second, or behind a tab"),
+        ("numbers", ("a",), "give the second text with --second, or after a tab"),
     ],
 )
 def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folder, words, remedy):
@@ -417,13 +417,13 @@ def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folde
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("why?",), "one passage is wanted; use --passage FILE"),
-        (("why?", "--passage-text", "so", "--passage", "x"), "one passage is wanted"),
+        (("why?",), "give exactly one passage; --passage FILE"),
+        (("why?", "--passage-text", "so", "--passage", "x"), "give exactly one passage"),
         (("why?", "--passage", "gone.txt"), "gone.txt: cannot be read"),
         ((" ", "--passage-text", "so"), "the question: is empty"),
         (("why?", "--passage-text", " \n"), "the passage: is empty"),
         (("why?", "--passage-text", ""), "the passage: is empty; write some words"),
-        (("why?", "--passage-text", "", "--passage", "x"), "one passage is wanted"),
+        (("why?", "--passage-text", "", "--passage", "x"), "give exactly one passage"),
     ],
 )
 def test_a_question_needs_one_passage(capsys, folders, words, complaint):
@@ -433,7 +433,7 @@ def test_a_question_needs_one_passage(capsys, folders, words, complaint):
 @pytest.mark.parametrize(
     ("stream", "complaint"),
     [
-        (None, "standard input: is closed; pipe the text in, or name a file"),
+        (None, "standard input: is closed; pipe the text in, or give a file"),
         (gzip.compress(b"so", mtime=0), "standard input: is compressed; unpack it: zcat FILE.gz | bertsmith"),
         (b"so \xff", "standard input: is not UTF-8 text (byte 3); convert"),
     ],

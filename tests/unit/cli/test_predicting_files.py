@@ -185,7 +185,7 @@ def test_a_closed_standard_input_is_reported_in_one_line(capsys, folders, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", None)
     line = mistake(capsys, *words, "--model", folders / "classes")
-    assert line == "bertsmith: standard input: is closed; pipe the text in, or name a file"
+    assert line == "bertsmith: standard input: is closed; pipe the text in, or give a file"
 
 
 # ---- classify
@@ -250,13 +250,13 @@ def test_a_file_without_a_text_is_rejected(capsys, folders, file, words, monkeyp
     monkeypatch.chdir(tmp_path)
     file.write_bytes(b"")
     line = mistake(capsys, *words, file, "--model", folders / "classes")
-    assert line == f"bertsmith: {file}: holds no text; write one text per line"
+    assert line == f"bertsmith: {file}: does not contain a text; write one text per line"
 
 
 @pytest.mark.parametrize("words", [(), ("a text", "--input", "x"), ("--input", "x", "--second", "y")])
 def test_either_a_text_or_a_file_is_classified(capsys, folders, words):
     line = mistake(capsys, "classify", *words, "--model", folders / "classes")
-    assert "it is not clear what to classify; give a text" in line
+    assert "nothing to classify; give a text" in line
 
 
 # ---- embed
@@ -316,7 +316,7 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
     words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     for text, complaint in (
         ("one\ntwo\nthree\n\n", "texts.txt:4: is empty"),
-        ("", "texts.txt: holds no text"),
+        ("", "texts.txt: does not contain a text"),
     ):
         file.write_text(text)
         assert complaint in mistake(capsys, *words)

@@ -153,7 +153,7 @@ def test_a_run_that_was_ended_early_says_why_and_how_it_goes_on(capsys):
     show(result, as_json=False)
     out = capsys.readouterr().out
     assert "ended early: the loss stays near 7.30; try a lower optim.peak_lr" in out
-    assert "saved; give the same command again, without --stop-if-flat, to resume (runs/x)" in out
+    assert "saved; run the same command again, without --stop-if-flat, to resume (runs/x)" in out
 
 
 def test_both_budgets_are_rejected(store, tmp_path):
@@ -165,7 +165,7 @@ def test_both_budgets_are_rejected(store, tmp_path):
     "arguments", [("--steps", "0"), ("--minutes", "0"), ("--steps", "-3"), ("--minutes", "nan")]
 )
 def test_a_budget_of_nothing_is_rejected_by_the_name_of_its_option(store, tmp_path, arguments):
-    with pytest.raises(UserError, match=f"^{arguments[0]}: .*is no budget"):
+    with pytest.raises(UserError, match=f"^{arguments[0]}: .*is not a budget"):
         run(store, tmp_path / "run", *arguments)
 
 
@@ -192,12 +192,12 @@ def test_words_to_add_without_a_model_are_rejected(store, tmp_path):
 @pytest.mark.parametrize(
     ("saved_step", "told"),
     [
-        (6, "saved; give the same command again to resume (run)"),
+        (6, "saved; run the same command again to resume (run)"),
         (
             4,
             "last steps had no usable gradient; the same command resumes from step 4 (run)",
         ),
-        (0, "nothing was saved before: the same command starts again at step 0 (run)"),
+        (0, "there is no saved state: the same command starts again at step 0 (run)"),
     ],
 )
 def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_step, told):
@@ -261,7 +261,7 @@ def test_a_stopped_run_exits_with_130_and_resumes_with_the_same_command(store, t
         result = run(store, tmp_path / "run", "--steps", "8")
     assert result.exit_code == 130
     assert "stopped after 3 steps" in result.stdout
-    assert "give the same command again to resume" in result.stdout
+    assert "run the same command again to resume" in result.stdout
     again = run(store, tmp_path / "run", "--steps", "8")
     assert again.exit_code == 0
     assert "resumes from step 3" in again.stdout and "finished after 8 steps" in again.stdout
@@ -348,7 +348,7 @@ def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, mo
     [
         (("auto", "--sweep", "optim.peak_lr=1e-3,2e-3"), "--sweep: auto chooses one recipe"),
         (("auto", "--minutes", "1", "--tokens", "5"), "--tokens and --minutes: a run has one budget"),
-        (("auto", "--tokens", "0"), "--tokens: 0 is no budget"),
+        (("auto", "--tokens", "0"), "--tokens: 0 is not a budget"),
         (("auto", "--size", "huge"), "--size: 'huge' is not a valid choice"),
         (("auto", "--objective", "sop"), "--objective: 'sop' is not a valid choice"),
         (("auto", "--from", "somewhere"), "--from: auto trains from scratch"),

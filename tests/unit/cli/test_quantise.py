@@ -103,11 +103,11 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, run, texts, tmp_
     assert "--calibrate FILE" in mistake(capsys, *given)
     assert "--weights-only" in mistake(capsys, *given, "--bits", 4)
     assert "choose 8 or 4" in mistake(capsys, *given, "--bits", 3, "--weights-only")
-    assert "leave one of the two out" in mistake(capsys, *given, "--weights-only", "--calibrate", texts)
+    assert "remove one of the two" in mistake(capsys, *given, "--weights-only", "--calibrate", texts)
     (tmp_path / "pairs.csv").write_text("one,two\nwarm tea,cold rain\n")
     assert "--text COLUMN" in mistake(capsys, *given, "--calibrate", tmp_path / "pairs.csv")
     (tmp_path / "empty.txt").write_text("\n\n")
-    assert "holds no text" in mistake(capsys, *given, "--calibrate", tmp_path / "empty.txt")
+    assert "does not contain a text" in mistake(capsys, *given, "--calibrate", tmp_path / "empty.txt")
     assert not (tmp_path / "out").exists()
     columns = ("--text", "one", "--text2", "two")
     assert bertsmith(capsys, *given, "--calibrate", tmp_path / "pairs.csv", *columns).code == 0

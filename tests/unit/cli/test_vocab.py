@@ -87,7 +87,7 @@ def test_a_unigram_vocabulary_is_written_as_of_albert(corpus: Path, tmp_path: Pa
 
 def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Path, tmp_path: Path) -> None:
     printed = run(corpus / "a.txt.xz", "--out", tmp_path / "vocab")
-    assert "fewer than 30,522: no other piece is seen often enough" in printed
+    assert "fewer than 30,522: all other pieces are too rare" in printed
 
 
 def test_a_file_in_the_place_of_the_folder_is_rejected_before_any_work(corpus: Path, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_folder_that_holds_anything_is_left_as_it_is(corpus: Path, tmp_path: P
 
 def test_text_without_a_word_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(UserError, match=r"empty\.txt: no text to learn from"):
+    with pytest.raises(UserError, match=r"empty\.txt: there is no text to learn from"):
         run(tmp_path / "empty.txt", "--out", tmp_path / "vocab")
 
 

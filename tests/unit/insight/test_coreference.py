@@ -311,5 +311,5 @@ def test_the_command_takes_every_format(capsys, tmp_path, lively_folder, gap, co
     assert (tmp_path / "look" / "coref.png").exists()
     assert '"name": "to the antecedent"' in (tmp_path / "look" / "coref.html").read_text()
     told = bertsmith(capsys, *words, gap, "--choose-on", columns)
-    assert told.code == 2 and "is of another format" in told.err
+    assert told.code == 2 and "has another format" in told.err
     assert bertsmith(capsys, *words, tmp_path / "none").code == 2

@@ -125,8 +125,8 @@ def test_the_command_writes_a_page_and_prints_the_words(capsys, run, tmp_path):
     many = ("look", "words", "--model", run, "--input", file, "--out", tmp_path / "all.html", "--json")
     assert len(json.loads(bertsmith(capsys, *many).out)["texts"]) == 2
     neither = ("look", "words", "--model", run, "--out", tmp_path / "x.html")
-    assert "it is not clear what to explain" in mistake(capsys, *neither)
-    assert "is no name of a page" in mistake(capsys, *neither[:-1], tmp_path / "x.png")
+    assert "nothing to explain" in mistake(capsys, *neither)
+    assert "is not the name of a page" in mistake(capsys, *neither[:-1], tmp_path / "x.png")
 
 
 def test_the_words_are_printed_even_if_the_view_cannot_be_written(capsys, run, tmp_path):

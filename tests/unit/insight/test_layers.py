@@ -140,7 +140,7 @@ def test_the_commands_leave_tables_and_pictures(capsys, lively_folder, tuned, tm
     assert "feed-forward" in told.out and "CKA" in told.out
     told = bertsmith(capsys, "look", *both, "--out", tmp_path / "weights.png", "--json")
     assert json.loads(told.out)["weights"]["states"] == {}
-    assert "is no name of a picture" in mistake(capsys, "look", *both, "--out", tmp_path / "x.txt")
+    assert "is not the name of a picture" in mistake(capsys, "look", *both, "--out", tmp_path / "x.txt")
     same = ("layers", "--models", lively_folder, lively_folder, "--input", texts, "--out", tmp_path / "x.png")
     assert f"{lively_folder}: is given twice; name each model once" in mistake(capsys, "look", *same)
 

@@ -210,7 +210,7 @@ def test_the_pieces_of_a_partitioned_variable_are_not_variables(tmp_path: Path) 
 
 def test_a_table_without_a_header_is_rejected(tmp_path: Path) -> None:
     writer.write_table(tmp_path / "x.ckpt.index", [(b"w", writer.entry(**TRUE))])
-    with pytest.raises(UserError, match="has no header"):
+    with pytest.raises(UserError, match="lacks a header"):
         Bundle(tmp_path / "x.ckpt")
 
 

@@ -197,10 +197,13 @@ def test_a_server_waits_for_accepted_requests_but_only_so_long(
         (("--model", "toy"), "toy: this folder does not exist"),
         (("--model", "a="), "--model: is 'a='; write NAME=FOLDER"),
         (("--model", ""), "--model: is ''; write NAME=FOLDER"),
-        (("--model", "=toy"), "--model =toy: '' is no name for a model; write NAME=FOLDER"),
-        (("--model", "runs/my model"), "'my model' is no name for a model; write NAME=FOLDER, such as"),
-        (("--model", "a=x", "--model", "a=y"), "two models are called a; give one of them another"),
-        (("--model", "x/a", "--model", "y/a/"), "two models are called a; give one of them another: --model"),
+        (("--model", "=toy"), "--model =toy: '' is not a valid model name; write NAME=FOLDER"),
+        (
+            ("--model", "runs/my model"),
+            "'my model' is not a valid model name; write NAME=FOLDER, for example",
+        ),
+        (("--model", "a=x", "--model", "a=y"), "two models have the name a; rename one"),
+        (("--model", "x/a", "--model", "y/a/"), "two models have the name a; rename one: --model"),
         (("--model", "a=/nowhere"), "/nowhere: this folder does not exist"),
         (("--http-processes", "0"), "--http-processes': Input should be greater than or equal to 1"),
         (("--http-processes", "1000"), "--http-processes': Input should be less than or equal to 128"),
@@ -297,7 +300,7 @@ def test_a_model_without_a_name_is_called_as_its_folder(tmp_path, monkeypatch):
         "run": Path(),
         "ner": Path("/home/me/ner"),
     }
-    with pytest.raises(UserError, match="'lr=3' is no name for a model"):
+    with pytest.raises(UserError, match="'lr=3' is not a valid model name"):
         named_folders([str(tmp_path / "run" / "lr=3")])
 
 
