@@ -30,4 +30,4 @@ def test_a_task_that_there_is_not_is_told(capsys):
 
 def test_a_table_of_ones_own_is_no_slip_of_the_pen(capsys):
     told = mistake(capsys, "tasks", "custom")
-    assert "custom is a your own table" in told and "did you mean" not in told
+    assert "custom is your own table" in told and "did you mean" not in told
