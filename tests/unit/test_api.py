@@ -102,7 +102,7 @@ def test_rows_that_lie_beside_a_run_are_not_overwritten(run, rows, model):
 def test_warnings_of_a_run_name_arguments(rows, model, tmp_path, capsys):
     bertsmith.finetune(rows[:20], model=model, out=tmp_path / "run", epochs=0.5, **OWN)
     told = capsys.readouterr().out
-    assert "for a your own table see folds and dev_share" in told and "--" not in told
+    assert "for your own table see folds and dev_share" in told and "--" not in told
 
 
 def test_the_model_of_a_run_is_loaded(run):

@@ -136,5 +136,5 @@ def test_a_damaged_store_is_named_and_not_looked_at(tmp_path: Path) -> None:
     folder = random_store(tmp_path, documents=300, sentences=(1, 4)).folder
     shard = folder / "shard-00000.tokens"
     shard.write_bytes(b"\xff\xff" + shard.read_bytes()[2:])
-    with pytest.raises(UserError, match=r"shard-00000\.tokens: is not as it was written"):
+    with pytest.raises(UserError, match=r"shard-00000\.tokens: has changed since it was written"):
         answer("bert-tiny", "--store", str(folder), *SMALL)

@@ -117,4 +117,4 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, run, texts, tmp_
     base = ("classify", "warm tea", "--model", run, "--base", tmp_path / "out")
     assert "quantised weights do not support adapters" in mistake(capsys, *base)
     learn = ("finetune", "sst2", "--model", tmp_path / "out", "--data", run.parent.parent / "data" / "sst2")
-    assert "quantised, and cannot learn" in mistake(capsys, *learn, "--out", tmp_path / "run")
+    assert "quantised, so it cannot learn" in mistake(capsys, *learn, "--out", tmp_path / "run")

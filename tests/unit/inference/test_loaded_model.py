@@ -102,7 +102,7 @@ def test_many_texts_are_filled_as_one_by_one(bert, monkeypatch):
         ]
         assert found[0][0].probability == pytest.approx(alone[0][0].probability, abs=1e-5)
     assert bert.fill_each([]) == []
-    with pytest.raises(UserError, match=r"text 20: has no \[MASK\]"):
+    with pytest.raises(UserError, match=r"text 20: lacks a \[MASK\]"):
         bert.fill_each([*texts, "none"])
 
 

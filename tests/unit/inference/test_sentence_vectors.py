@@ -162,14 +162,14 @@ def test_steps_that_are_not_done_here_are_rejected_until_others_are_chosen(folde
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("modules.json", "{}", "modules.json: is no list of modules with their types"),
+        ("modules.json", "{}", "modules.json: is not a list of modules with their types"),
         ("modules.json", "[", "modules.json: is not valid JSON"),
         ("modules.json", '[{"type": "a.Transformer", "path": "../x"}]', "outside of the folder"),
-        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "Pooling module without a folder of its own"),
-        ("modules.json", '[{"type": "a.Pooling", "path": "./"}]', "Pooling module without a folder of its"),
+        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "Pooling module without a separate folder"),
+        ("modules.json", '[{"type": "a.Pooling", "path": "./"}]', "Pooling module without a separate folder"),
         ("sentence_bert_config.json", '{"max_seq_length": "x"}', "max_seq_length is 'x'; write a whole"),
-        ("config_sentence_transformers.json", '{"default_prompt_name": "q"}', "none of its prompts"),
-        ("config_sentence_transformers.json", '{"default_prompt_name": ["q"]}', "none of its prompts"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "q"}', "not one of its prompts"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": ["q"]}', "not one of its prompts"),
         ("config_sentence_transformers.json", '{"prompts": ["q"]}', r"prompts is \['q'\]; write it as"),
     ],
 )

@@ -244,7 +244,7 @@ def test_a_run_that_resumes_keeps_its_recipe_and_measures_nothing(store, tmp_pat
     assert told == [f"auto: the initial recipe of the run ({tmp_path / 'run' / 'recipe.toml'})"]
     other = auto_recipe(replace(asked, size="mini"), told.append)
     assert (other.model.layers, other.model.width) == (2, 256)  # which the run then rejects
-    with pytest.raises(UserError, match="another recipe"):
+    with pytest.raises(UserError, match="another run"):
         pretrain(other, store=store.folder, out=tmp_path / "run", callback=Listener())
 
 

@@ -121,7 +121,9 @@ def test_settings_that_do_not_fit_each_other_are_refused():
     electra = ("model.type=electra", "examples.objective=replaced", "replaced.generator_size=0.5")
     with pytest.raises(UserError, match="electra does not have a head for examples.pairs"):
         tiny_recipe(*electra, "examples.pairs=nsp")
-    with pytest.raises(UserError, match="modernbert has no sop head; choose nsp, full-sentences or another"):
+    with pytest.raises(
+        UserError, match="modernbert does not have a sop head; choose nsp, full-sentences or another"
+    ):
         heads_of(tiny_recipe(*REPLACED, "examples.pairs=sop"))
     with pytest.raises(UserError, match=r"examples.pair_weight applies only to examples.pairs = nsp"):
         tiny_recipe("examples.pairs=none", "examples.pair_weight=0.1")

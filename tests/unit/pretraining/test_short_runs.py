@@ -57,7 +57,10 @@ def test_a_finished_run_says_how_to_train_on(store, tmp_path):
     with pytest.raises(UserError) as caught:
         run_tiny(store, tmp_path / "run", "run.steps=2")
     message = caught.value.line()
-    assert "the run there is finished" in message and "run.steps: 1 there, 2 now" in message
+    assert (
+        "its learning rate has decayed; continue from its model" in message
+        and "run.steps: 1 there, 2 now" in message
+    )
     assert f"--from {tmp_path / 'run' / 'model'} and a new --out" in message
     run_tiny(store, tmp_path / "longer", "run.steps=1", f"start.model={tmp_path / 'run' / 'model'}")
 

@@ -218,17 +218,17 @@ def test_settings_list_every_key_with_value_and_description():
         (
             "masking.levels=['token', 'entity']",
             'masking.levels[0] = "token" is invalid; '
-            'it should be a table such as { unit = "token", fraction = 0.5 }',
+            'it should be a table, for example { unit = "token", fraction = 0.5 }',
         ),
         (
             "masking.levels=token",
             'masking.levels = "token" is invalid; '
-            'it should be a list such as [{ unit = "token", fraction = 0.5 }, ...]',
+            'it should be a list, for example [{ unit = "token", fraction = 0.5 }, ...]',
         ),
         (
             "examples.stages.0.length=9",
             'examples.stages = {"0": {"length": 9}} is invalid; '
-            "it should be a list such as [{ fraction = 0.9, length = 128, predictions = 20 }, ...]",
+            "it should be a list, for example [{ fraction = 0.9, length = 128, predictions = 20 }, ...]",
         ),
         (
             "examples.stages=[{fraction=1, lenght=9, predictions=2}]",

@@ -66,7 +66,7 @@ def test_without_each_word_an_answer_loses_what_it_rests_on(application):
         ("/look/head-steps", {"first": "a cat", "layer": 0, "head": 0, "token": 50}, "token 50"),
         ("/look/embedding", {"first": "a cat", "token": 50}, "token 50"),
         ("/look/guesses", {"text": "no mask"}, "lacks a [MASK]"),
-        ("/look/guesses", {"text": "[MASK] cat " * 70}, "supports 128"),
+        ("/look/guesses", {"text": "[MASK] cat " * 70}, "takes 128"),
         ("/look/similarity", {"texts": ["cat " * 100] * 50}, "supports 4096"),
         ("/look/similarity", {"texts": ["c" * 40_000] * 2}, "80000 characters are too many"),
         ("/look/senses", {"word": "c", "sentences": ["c" * 40_000] * 2}, "80000 characters are too many"),

@@ -1,12 +1,12 @@
-"""The fast forms of packed attention and when each is taken: a new kernel is a file and a line in `KERNELS`.
+"""The fast forms of packed attention and their conditions: a new kernel is a file and a line in `KERNELS`.
 
 Shapes: T packed tokens, H heads, K head width.
 
-Every form has the signature of `attention.reference_attention` and is tested against it. Those for a CPU and
-for everything else have files of their own; the two variable-length kernels that ship with torch for CUDA,
-flash and efficient, need only the few lines here. `torch.nn.attention.varlen` takes no dropout; the flash
-operator below it does (from torch's CUDA generator), so the operators are called directly. They differentiate
-by themselves.
+Every form has the signature of `attention.reference_attention` and is tested against it. The forms for a CPU
+and for everything else are in separate files; the two variable-length kernels that ship with torch for CUDA,
+flash and efficient, need only the few lines here. `torch.nn.attention.varlen` does not support dropout; the
+flash operator below does (from torch's CUDA generator), so the operators are called directly. They compute
+their own gradients.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ MAX_FLASH_HEAD_WIDTH = 256
 
 
 def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> bool:
-    """True if the flash kernel can run this query: half precision, Ampere or newer, a known head width."""
+    """True if the flash kernel can run this query: half precision, Ampere or newer, supported head width."""
     half = query_THK.dtype in (torch.bfloat16, torch.float16)
     return half and flash_fits(query_THK.shape[-1], query_THK.device)
 
@@ -45,8 +45,8 @@ def flash_fits(head_width: int, device: torch.device) -> bool:
 def flash_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Flash attention over packed sequences; a window of -1 sees everything, as in ours."""
-    # The kernel rejects a causal flag together with a window: a window that ends at the query says the same.
+    """Compute flash attention over packed sequences; a window of -1 sees everything, as in ours."""
+    # The kernel rejects a causal flag together with a window: a window that ends at the query is equivalent.
     after = 0 if rule.causal else rule.window
     return flash_attention_varlen(
         (query_THK, key_THK, value_THK),
@@ -72,7 +72,7 @@ def efficient_takes(query_THK: Tensor, _layout: Layout, rule: AttentionRule) -> 
 def efficient_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
+    """Compute memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
     operands_1THK = (query_THK[None], key_THK[None], value_THK[None])
     packed = PackedSequences(layout.starts_S1, layout.longest)
     return efficient_attention_varlen(operands_1THK, packed, causal=rule.causal)[0]
@@ -97,20 +97,23 @@ KERNELS = {
     "flash": Kernel("cuda", flash_takes, flash_attention),
     # Single precision or an older GPU, without dropout or window.
     "efficient": Kernel("cuda", efficient_takes, efficient_attention),
-    # Training on sequences of up to 128 tokens: one pass of products where the fused kernel needs two.
+    # Training on sequences of up to 128 tokens: one pass of products instead of the fused kernel's two.
     "products": Kernel("cpu", products_take, product_attention),
-    # Everything else, also under torch.compile: sequences of like length are one dense problem.
+    # Everything else, also under torch.compile: sequences of similar length are one dense problem.
     "grouped": Kernel("any", lambda *_: True, grouped_attention),
 }
-"""In order of preference: the first that takes a query computes it. The tests try each where it runs."""
+"""Kernels in order of preference: the first one that supports a query computes it.
+
+The tests try each one that can run.
+"""
 
 
 def packed_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Each token's mix of the values of its own sequence, by the fastest form that fits."""
+    """Return each token's mix of its sequence's values, by the fastest form that fits."""
     if rule.backwards:
-        # No kernel looks to the right only, and each can look to the left: the same in the row turned.
+        # Kernels cannot look only to the right, but to the left: reverse the row.
         turned = Layout((query_THK.shape[0] - layout.starts_S1).flip(0), layout.longest)
         forwards = replace(rule, backwards=False)
         return packed_attention(query_THK.flip(0), key_THK.flip(0), value_THK.flip(0), turned, forwards).flip(
@@ -119,4 +122,4 @@ def packed_attention(
     for kernel in KERNELS.values():
         if kernel.device in ("any", query_THK.device.type) and kernel.takes(query_THK, layout, rule):
             return kernel.attend(query_THK, key_THK, value_THK, layout, rule)
-    raise AssertionError("the last kernel takes everything")
+    raise AssertionError("the last kernel supports everything")

@@ -3,9 +3,9 @@
 Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
 
 Flash attention is made for sequences that do not fit: it passes over keys block by block, and its backward
-pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels
-here take and give the projection whole, and turn queries and keys to rotary positions on the way, or sum
-up the gradient of the projection's bias. Longer sequences that are not turned go to `tiled.py`.
+pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels here
+read and write the whole projection, and turn queries and keys to rotary positions on the way, or sum the
+gradient of the projection's bias. Longer sequences that are not turned are computed by `tiled.py`.
 """
 
 from typing import Any
@@ -23,12 +23,14 @@ from bertsmith.packed import SHORT_LENGTH, Layout
 MAX_LENGTH = SHORT_LENGTH
 HEAD_WIDTHS = (16, 32, 64, 128)
 HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
-"""From the first on, a program may have 227 KB of shared memory; from the second on, 99 again."""
+"""Compute capabilities: from the first on, a program may have 227 KB of shared memory; from the second on, 99
+again.
+"""
 
 
 def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
     """True if the kernel can run these; of the query's shape only the head width matters."""
-    # The length comes last: elsewhere no graph is to depend on it.
+    # The length is checked last: elsewhere graphs must not depend on it.
     return _kernels_take(query, rule) and query.shape[-1] in HEAD_WIDTHS and layout.longest <= MAX_LENGTH
 
 
@@ -64,7 +66,7 @@ def sums_bias_of(
 def short_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Each token's mix of the values of its own sequence, where the three do not lie in one projection."""
+    """Return each token's mix of its sequence's values, if the three are not in one projection."""
     return attend_within(torch.stack((query_THK, key_THK, value_THK), dim=1), layout, rule)
 
 
@@ -75,15 +77,16 @@ def attend_within(
     turns_TF: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention from a whole projection, of which nothing is copied in either pass.
+    """Compute attention from a whole projection, without copying any of it in either pass.
 
-    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would. A bias is one
-    that the projection has without its gradient, which is summed here: a pass less over the projection's.
+    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would. A bias is
+    passed if the projection has it without its gradient, which is summed here: that saves a pass over the
+    projection's gradient.
     """
     dropped = dropped_values(rule.dropout)
     seed = dropout_seed(projected_T3HK.device) if dropped else None
     if layout.longest > MAX_LENGTH:
-        assert turns_TF is None, "longer sequences are not turned inside of a kernel"
+        assert turns_TF is None, "kernels do not turn longer sequences"
         return tiled.attend_in_tiles(projected_T3HK, layout, dropped=dropped, seed=seed, bias=bias)
     forward = _forward_operator if needs_operator() else _forward
     cosine_TF, sine_TF = turns_TF or (None, None)
@@ -147,8 +150,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: where layers are recomputed, a second reading is an error
-    asked = ctx.needs_input_grad[len(saved)]  # the bias, behind them
+    saved = ctx.saved_tensors  # once: if layers are recomputed, a second reading is an error
+    asked = ctx.needs_input_grad[len(saved)]  # the bias, after them
     to_projected, sums = _backward(gradient, *saved, ctx.longest, ctx.dropped, asked)
     to_bias = sums.flatten().to(ctx.bias_type) if asked else None
     return to_projected, None, None, None, None, to_bias, None, None
