@@ -7,8 +7,8 @@ from torch import nn
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder import mean_of_rows
+from bertsmith.model.kernels.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.model.network import new_network
-from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.packed import pack
 from tests.compile_counter import CompileCounter, counters
 from tests.tiny import tiny_encoder_config

@@ -12,9 +12,9 @@ from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.inference.adapter_folder import ADAPTER_FILES
 from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.model_path import model_folder
-from bertsmith.model.sentence_modules import transformer_folder
-from bertsmith.model.tensor_files import WEIGHT_FILES
-from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.model.folder.sentence_modules import transformer_folder
+from bertsmith.model.folder.tensor_files import WEIGHT_FILES
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe, SparseSection
 from bertsmith.recipe.idle_keys import FINETUNING_KEYS, free_at_resume
 from bertsmith.recipe.load import Difference, differences, leaves
 from bertsmith.recipe.toml_text import toml_text
@@ -166,8 +166,9 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
 def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
     """True if the run in the folder has ended after fewer epochs and its last state was kept."""
     checkpoints = finetuning_folder(assignment.out).checkpoints
-    steps = saved_steps(checkpoints)
-    if not steps or assignment.recipe.run.epochs <= epochs or assignment.recipe.run.minutes != "off":
+    steps, recipe = saved_steps(checkpoints), assignment.recipe
+    follows_steps = recipe.run.minutes == "off" and recipe.sparse == SparseSection()
+    if not steps or recipe.run.epochs <= epochs or not follows_steps:
         return False
     # Its checksum is verified later, when the folder is locked.
     state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")

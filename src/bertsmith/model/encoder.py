@@ -15,7 +15,7 @@ from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.packed import Layout, PackedBatch
 
 if TYPE_CHECKING:
-    from bertsmith.model.transformer import Embeddings
+    from bertsmith.model.transformer.transformer import Embeddings
 
 Rows = Tensor | slice
 """Requested packed rows: their numbers [R], or all."""

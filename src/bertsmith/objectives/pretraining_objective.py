@@ -13,8 +13,8 @@ from bertsmith.data.collate import PretrainingBatch
 from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import PassSize
 from bertsmith.model.flops import flops_per_step
+from bertsmith.model.kernels.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.model.network import Network
-from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.objectives.word_losses import word_losses
 
 

@@ -15,7 +15,7 @@ from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig, PassSize
 from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
-from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.objectives.step_memory import (
     TrainingLoad,

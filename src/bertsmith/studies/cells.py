@@ -25,7 +25,13 @@ COMPUTES: dict[str, int] = {}
 
 Raise it if the part computes something else on purpose: cells of the old version are then made anew. A test
 compares the losses of a few steps of each part with stored ones."""
-INERT: dict[str, Any] = {"pretrain model.cell": 4096}
+INERT: dict[str, Any] = {
+    "pretrain model.cell": 4096,
+    "finetune sparse.gradual": "off",
+    "finetune sparse.keep_zeros": False,
+    "finetune sparse.begin_at": 0.0,
+    "finetune sparse.early_at": "off",
+}
 """Value of a new recipe key, by kind and key ("pretrain examples.new"), with which a run is as before the key
 existed. A key with this value is left out of the hash, so that older cells stay valid."""
 

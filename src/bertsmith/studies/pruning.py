@@ -28,11 +28,11 @@ from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits
 from bertsmith.inference.finetuned_folder import write_finetuned
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import model_folder
-from bertsmith.inference.task_model import TaskModel, task_model_of
+from bertsmith.inference.task_model import task_model_of
 from bertsmith.inference.unit_importance import task_importance
-from bertsmith.model.model_folder import write_model
+from bertsmith.model.folder.model_folder import write_model
+from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.model.network import Network
-from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import differences, leaves
 from bertsmith.recipe.toml_text import value_text
@@ -42,7 +42,6 @@ from bertsmith.shrink.slicing import KeptUnits, all_units, blocks_to_prune, prun
 from bertsmith.studies.sweep import Stopped, check_no_stop, with_values
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
-from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -317,12 +316,12 @@ class _Pruning:
         assert bert.finetuned is not None, "task_of_model has looked"
         model = task_model_of(bert.model.network, bert.finetuned, bert.engine)
         if number == 1:
-            model.objective.scorer.network = without_layers(network_of(model), removal.layers)
+            model.objective.scorer.network = without_layers(model.network, removal.layers)
         examples = self.splits.limited(removal.examples).splits["train"]
         importance = task_importance(model, model.encode(examples))
         left = counts_left(self.first, removal.fractions, removal.widths, done=number / removal.rounds)
         units = chosen_units(importance, left)
-        network = pruned_network(network_of(model), units).cpu()
+        network = pruned_network(model.network, units).cpu()
         write_pruned(folder, bert, network)
         return [[heads[each] for each in block.heads] for heads, block in zip(kept, units, strict=True)]
 
@@ -338,13 +337,6 @@ class _Pruning:
     @property
     def _device(self) -> str:
         return self.request.recipe.run.device
-
-
-def network_of(model: TaskModel) -> Network:
-    """Return the network of a task model that is not a BiLSTM."""
-    scorer = model.objective.scorer
-    assert isinstance(scorer, NetworkScorer), "task_of_model has looked"
-    return scorer.network
 
 
 def copy_model(trained: Path, folder: Path) -> None:

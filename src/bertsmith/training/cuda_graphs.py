@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.encoder import Encoder
-from bertsmith.model.torch_internals import own_workspaces
+from bertsmith.model.kernels.torch_internals import own_workspaces
 from bertsmith.recipe.optim_section import Algorithm
 from bertsmith.training.optimizers import OPTIMIZERS
 

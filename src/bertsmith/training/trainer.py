@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
-from bertsmith.model.torch_internals import (
+from bertsmith.model.kernels.torch_internals import (
     blas_products,
     enable_onednn,
     fill_new_memory,

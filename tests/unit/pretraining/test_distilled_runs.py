@@ -10,7 +10,7 @@ import transformers
 
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.objectives.step_memory import estimate_memory
 from bertsmith.packed import pack
 from bertsmith.pretraining.checkpoint_export import export_checkpoints

@@ -14,7 +14,7 @@ import transformers
 
 import bertsmith
 from bertsmith.core.errors import UserError
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.packed import pack
 from bertsmith.pretraining.pretrain import Clock, pretrain

@@ -15,7 +15,7 @@ from bertsmith.inference.loaded_model import load
 from bertsmith.inference.task_model import task_model_of
 from bertsmith.inference.unit_importance import task_importance
 from bertsmith.model.architectures.modernbert import ModernBertConfig
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.studies.pruning import PruningRequest, Removal, prune, pruning_recipe, task_of_model
 from bertsmith.studies.sweep import Stopped
