@@ -24,7 +24,11 @@ def ragged(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("model_type", "dtype"),
-    [("bert", torch.float32), ("modernbert", torch.float32), *((each, torch.float64) for each in ARCHITECTURES)],
+    [
+        ("bert", torch.float32),
+        ("modernbert", torch.float32),
+        *((each, torch.float64) for each in ARCHITECTURES),
+    ],
     ids=str,
 )
 def test_packed_equals_one_by_one(model_type, dtype, full, two_threads):
