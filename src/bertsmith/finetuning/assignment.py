@@ -79,7 +79,7 @@ def check_same_run(assignment: Assignment) -> None:
     folder = finetuning_folder(assignment.out)
     folder.check_no_unknown_files()
     if folder.begun:
-        known = read_json(folder.config, remedy="give --out a new folder")
+        known = read_json(folder.config, remedy="give `out` a new folder")
         _check_same_assignment(known, with_begun_micro_tokens(assignment))
 
 
@@ -88,7 +88,7 @@ def lengthens_a_run(assignment: Assignment) -> bool:
     folder = finetuning_folder(assignment.out)
     if not folder.begun:
         return False
-    known = read_json(folder.config, remedy="give --out a new folder")
+    known = read_json(folder.config, remedy="give `out` a new folder")
     return bool(known["recipe"][EPOCHS] != assignment.recipe.run.epochs)
 
 
@@ -100,7 +100,7 @@ def with_begun_micro_tokens(assignment: Assignment) -> Assignment:
     folder, run = finetuning_folder(assignment.out), assignment.recipe.run
     if run.micro_tokens != "auto" or not folder.begun:
         return assignment
-    known = read_json(folder.config, remedy="give --out a new folder").get("recipe", {})
+    known = read_json(folder.config, remedy="give `out` a new folder").get("recipe", {})
     begun_with = known.get("run.micro_tokens")
     return with_micro_tokens(assignment, begun_with) if isinstance(begun_with, int) else assignment
 
@@ -114,10 +114,10 @@ def with_micro_tokens(assignment: Assignment, micro_tokens: int) -> Assignment:
 def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:
     """Raise if the run in the folder read other examples, judged by the hash of each split."""
     if folder.begun:
-        begun_with = read_json(folder.config, remedy="give --out a new folder").get(EXAMPLES, {})
+        begun_with = read_json(folder.config, remedy="give `out` a new folder").get(EXAMPLES, {})
         if changed := [name for name in hashes | begun_with if hashes.get(name) != begun_with.get(name)]:
             what = f"holds a run on other examples: the data have changed since ({', '.join(changed)})"
-            remedy = "give --out a new folder, or take the change back"
+            remedy = "give `out` a new folder, or take the change back"
             raise UserError(what, where=str(folder.path), remedy=remedy)
 
 
@@ -148,7 +148,7 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
         listed = "; ".join(map(_described, changed[:MAX_DIFFERENCES]))
         more = len(changed) - MAX_DIFFERENCES
         listed += f"; and {more} more" if more > 0 else ""
-        remedy = "give --out a new folder, or take the change back"
+        remedy = "give `out` a new folder, or take the change back"
         if only_epochs and not finetuning_folder(assignment.out).finished:
             remedy += (
                 ": the epochs decide the learning rates from the first step on; a run can be lengthened once "
@@ -158,7 +158,7 @@ def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> Non
             remedy += (
                 ": a finished run without run.minutes can be lengthened where its last state was kept "
                 "(run.keep_state); to train "
-                f"its model further, start from it: --model {assignment.out} --out NEW --epochs MORE"
+                f"its model further, start from it: `model={assignment.out}` `out=NEW` `run.epochs=MORE`"
             )
         raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
 
@@ -170,7 +170,7 @@ def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
     if not steps or assignment.recipe.run.epochs <= epochs or assignment.recipe.run.minutes != "off":
         return False
     # Its checksum is verified later, when the folder is locked.
-    state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")
+    state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give `out` a new folder")
     return bool(state["scalars"].get(ENDED_AFTER) == epochs)
 
 

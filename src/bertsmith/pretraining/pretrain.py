@@ -111,7 +111,7 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
         request = PretrainingRequest(with_true_model(recipe), opened, folder, early_stopping)
         ending = run_job(request, world, callback, clock=clock)
         if ending.before and world.main:
-            onward = f"{_start_option(recipe)} {folder.model} and a new --out"
+            onward = f"`start.model={folder.model}` and a new `out`"
             callback.on_message(f"to train on from its model: {onward}")
         return _result_of(request, ending)
 
@@ -145,21 +145,16 @@ def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None
     if changed := [each for each in found if each.key not in FREE_KEYS]:
         if folder.finished and {each.key for each in changed} <= BUDGET_KEYS:
             what = f"the run there is finished, and its learning rate has gone to its end: {changed[-1]}"
-            remedy = f"train on from its model: {_start_option(recipe)} {folder.model} and a new --out"
+            remedy = f"train on from its model: `start.model={folder.model}` and a new `out`"
             raise UserError(what, where=str(folder.config), remedy=remedy)
         what = f"the run there has another recipe: {'; '.join(map(str, changed))}"
-        remedy = "give --out a new folder, or take the change back"
+        remedy = "give `out` a new folder, or take the change back"
         raise UserError(what, where=str(folder.config), remedy=remedy)
     store_file = folder.path / STORE_FILE
     if read_json(store_file, remedy="start the run anew in another folder").get("hash") != store.hash:
         what = "the run there was started with another store"
-        remedy = f"give --store the same folder as before, not {store.folder}"
+        remedy = f"give `store` the same folder as before, not {store.folder}"
         raise UserError(what, where=str(store_file), remedy=remedy)
-
-
-def _start_option(recipe: Recipe) -> str:
-    """Return the option that names the initial model: `distill` has another one."""
-    return "--student" if recipe.examples.objective == "distilled" else "--from"
 
 
 # ---- the request
@@ -260,8 +255,8 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
     text = f"about {counted(steps, 'step')} of {each:.2g} seconds fit into {counted(minutes, 'minute')}"
     if steps < MIN_USEFUL_STEPS:
         text += (
-            ", too few to learn much: allow more (--minutes), or take a smaller batch (--batch), "
-            "shorter sequences (--max-length) or a smaller model (bertsmith recipe list)"
+            ", too few to learn much: allow more `run.minutes`, or take a smaller batch (`batch.sequences`), "
+            "shorter sequences (`examples.stages`) or a smaller model (bertsmith recipe list)"
         )
     run.start.callback.on_message(text)
 

@@ -142,9 +142,9 @@ def _check_before_it_begins(folder: RunFolder, datasets: Sequence[PretrainingDat
         for stage in range(len(dataset.recipe.examples.stages)):
             dataset.stage_index(stage).steps_in(0)
     file = folder.path / TEACHER_FILE
-    if folder.begun and teacher and read_json(file, remedy="give --out a new folder") != {"hash": teacher}:
+    if folder.begun and teacher and read_json(file, remedy="give `out` a new folder") != {"hash": teacher}:
         what = "the run there was started with another teacher: its weights have changed since"
-        raise UserError(what, where=str(file), remedy="put them back, or give --out a new folder")
+        raise UserError(what, where=str(file), remedy="put them back, or give `out` a new folder")
 
 
 def begin_folder(run: Run) -> None:

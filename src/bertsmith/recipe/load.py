@@ -22,7 +22,7 @@ from bertsmith.recipe.validation_errors import user_error
 Tree = dict[str, Any]
 
 _PRESETS = files("bertsmith.recipe") / "presets"
-_SET, _SWEEP = "--set", "--sweep"
+_SET, _SWEEP = "`settings`", "`sweep`"
 
 RecipeT = TypeVar("RecipeT", bound=Section)
 

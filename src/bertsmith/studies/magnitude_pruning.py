@@ -100,22 +100,22 @@ class MagnitudeRequest:
         for sparsity in self.sparsities:
             if not 0 < sparsity < 1:
                 what, remedy = f"{sparsity:g} of the weights cannot be zero", "choose one such as 0.7"
-                raise UserError(what, where="--sparsity", remedy=remedy)
+                raise UserError(what, key="sparsity", remedy=remedy)
         if self.rewind is None and len(self.sparsities) > 1:
             what = "while a model is trained its weights go to one sparsity"
-            raise UserError(what, where="--sparsity", remedy="give one, or add --rewind 0.1")
+            raise UserError(what, key="sparsity", remedy="give one, or add `rewind=0.1`")
         if self.rewind is not None and not 0 <= self.rewind < 1:
             what, remedy = f"{self.rewind:g} is no part of a run to go back to", "choose one such as 0.1"
-            raise UserError(what, where="--rewind", remedy=remedy)
+            raise UserError(what, key="rewind", remedy=remedy)
         if self.recipe.run.minutes != "off":
             what = "which weights go follows from the steps of a run, which minutes would change"
-            raise UserError(what, where="run.minutes", remedy="give --epochs instead")
+            raise UserError(what, key="run.minutes", remedy="give `run.epochs` instead")
         if self.recipe.head.encoder != "tuned":
             what = f"the weights of the layers stay as they are (head.encoder = {self.recipe.head.encoder})"
-            raise UserError(what, where="--sparsity", remedy="leave the setting out")
+            raise UserError(what, key="sparsity", remedy="leave the setting out")
         if self.rewind is None and self.recipe.run.keep == "best":
             what = "the best weights may be some of before all were pruned"
-            raise UserError(what, where="run.keep", remedy="leave it out, or give --rewind")
+            raise UserError(what, key="run.keep", remedy="leave it out, or give `rewind`")
 
     @property
     def places(self) -> dict[float, Path]:
@@ -273,7 +273,7 @@ def _pruned(folder: Path, trained: Path, sparsity: float, early: Path | None) ->
         weights = prunable_weights(network)
         masks = magnitude_masks(weights, sparsity)
         if early is not None:
-            network.load_state_dict(read_safetensors(early, remedy="give --out a new folder"))
+            network.load_state_dict(read_safetensors(early, remedy="give `out` a new folder"))
         apply_masks(weights, masks)
         write_pruned(folder, bert, network)
     return folder

@@ -127,7 +127,7 @@ class RunFolder:
             file.name in known or file.name.endswith(PARTIAL) for file in self.path.iterdir()
         ):
             return
-        remedy = "give --out a new folder, or that of a run to resume"
+        remedy = "give `out` a new folder, or that of a run to resume"
         raise UserError("holds files but no run", where=str(self.path), remedy=remedy)
 
     def remove_partial_files(self) -> None:
@@ -160,7 +160,7 @@ def _lock(folder: Path) -> int:
         os.close(handle)
         held = isinstance(error, BlockingIOError | PermissionError)
         what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
-        remedy = "wait for it or stop it, or give --out another folder"
+        remedy = "wait for it or stop it, or give `out` another folder"
         raise UserError(what, where=str(folder), remedy=remedy) from error
     return handle
 
