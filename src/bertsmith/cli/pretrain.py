@@ -3,7 +3,7 @@
 import time
 from dataclasses import asdict
 from functools import partial
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,9 +155,6 @@ def run_options(
     budgets = (("steps", steps), ("tokens", tokens), ("minutes", minutes))
     if len(several := [f"`{name}`" for name, value in budgets if value is not None]) > 1:
         raise UserError("a run has one budget", where=" and ".join(several), remedy="give one of them")
-    for name, budget in budgets:
-        if budget is not None and not 0 < budget < inf:
-            raise UserError(f"{budget} is no budget", key=name, remedy="give a number above 0")
     given = (
         ("steps", "run.steps", steps),
         ("steps", "run.budget", None if steps is None else "steps"),

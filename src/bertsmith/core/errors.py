@@ -55,7 +55,9 @@ class UserError(Exception):
 
     def line(self) -> str:
         """Return the whole message as one line: `where: what; remedy`."""
-        where = self.where or self.key or (f"{self.field} {self.index}" if self.index is not None else "")
+        where = MENTION.sub(lambda found: found[0].strip("`"), self.where) or self.key
+        if not where and self.index is not None:
+            where = f"{self.field} {self.index}"
         location = f"{where}: " if where else ""
         advice = f"; {self.remedy}" if self.remedy else ""
         return shown(" ".join(f"{location}{self.what}{advice}".split()))
@@ -84,7 +86,7 @@ def spelled(text: str, spelling: Spelling, *, location: bool = False) -> str:
     def spell(found: re.Match[str]) -> str:
         chosen = spelling(found[1], found[2] or "")
         if chosen is None:
-            return found[1] if location and not found[2] else found[0]
+            return found[0].strip("`") if location else found[0]
         return chosen.removesuffix("=") if location else chosen
 
     return MENTION.sub(spell, text)
