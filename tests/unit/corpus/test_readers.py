@@ -277,7 +277,7 @@ def test_prose_that_begins_a_little_like_json_is_prose(tmp_path, text):
 def test_what_only_begins_as_json_lines_is_not_read_as_prose(tmp_path):
     path = written(tmp_path / "a.txt", '{\n  "text": "Spread over lines."\n}\n')
     assert complaint(path).endswith(
-        'write one object a line: {"text": "..."}, or say --format text if it is prose'
+        'write one object a line: {"text": "..."}, or say `format=text` if it is prose'
     )
 
 
@@ -291,10 +291,10 @@ def test_another_field_can_hold_the_text(tmp_path):
     [
         ('{"text": ', "is not valid JSON"),
         ('["text"]', "holds no JSON object"),
-        ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with --text: body, id"),
+        ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with `text`: body, id"),
         ('{"text": 3}', "field 'text' is no text"),
         ("[" * 100_000, "is not valid JSON"),
-        ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); say --encoding-errors replace"),
+        ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); say `encoding_errors=replace`"),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path, line, what):

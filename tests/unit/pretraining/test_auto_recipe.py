@@ -150,7 +150,7 @@ def test_a_budget_that_is_too_small_says_so():
         told = lines(
             choose(shapes, 60e6), load_recipe("speedrun-small", settings), MASKED.frequencies, measured=3
         )
-        assert "little more than how frequent words are; allow a larger budget" in told[4]
+        assert "little more than how frequent words are; allow more `run.minutes`" in told[4]
 
 
 def test_a_recipe_is_complete_and_told(store, tmp_path):

@@ -269,7 +269,7 @@ def test_a_study_without_a_possible_trial_or_with_timed_neighbours_does_not_begi
         (
             own(place, OWN.replace("steps = 2", 'budget = "minutes"')),
             Places(together=2),
-            "--together: a budget",
+            "together: a budget",
         ),
     ):
         with pytest.raises(UserError, match=what):
