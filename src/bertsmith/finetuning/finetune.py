@@ -14,8 +14,8 @@ from pathlib import Path
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import (
+    EXAMPLES,
     Assignment,
-    check_same_examples,
     check_same_run,
     finetuning_folder,
     hashes_of,
@@ -169,7 +169,7 @@ class FinetuningRequest:
     def check_same_run(self) -> None:
         """Raise if the folder contains another run, one on other examples, or anything but a run."""
         check_same_run(self.assignment)
-        check_same_examples(self.folder, self._hashes)
+        self.folder.check_same_run({EXAMPLES: self._hashes})
 
     def goes_on(self) -> bool:
         """True if a finished run has more epochs now."""

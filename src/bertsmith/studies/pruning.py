@@ -17,7 +17,6 @@ from bertsmith.finetuning.assignment import (
     EXAMPLES,
     MODEL_FILES,
     Assignment,
-    check_same_examples,
     hashes_of,
     hashes_of_files,
 )
@@ -34,7 +33,7 @@ from bertsmith.model.folder.model_folder import write_model
 from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.model.network import Network
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.recipe.load import differences, leaves
+from bertsmith.recipe.load import leaves
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.selection import Widths, chosen_units, counts_left
@@ -198,33 +197,17 @@ def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
     """Prune a model; a job in the folder resumes, or is reported if it is finished."""
     refuse_several_processes("pruning has one process")
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
-    check_same_request(folder, asked := request.to_json())
+    folder.check_same_run(asked := request.to_json())
     splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
     splits = splits.limited(request.recipe.run.limit)
-    check_same_examples(folder, hashes := hashes_of(splits.splits))
+    folder.check_same_run(hashes := {EXAMPLES: hashes_of(splits.splits)})
     if not folder.finished:
         first = _units_to_begin_with(request)
         with folder.locked(), StopRequested(callback.on_signal) as stop:
-            write_json(folder.config, {**asked, EXAMPLES: hashes})
+            write_json(folder.config, {**asked, **hashes})
             _Pruning(request, splits, first, callback, stop).run(folder)
     shutil.rmtree(request.out / ROUNDS, ignore_errors=True)
     return _result_in(folder)
-
-
-def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Raise if the folder contains anything but this job, begun or finished."""
-    folder.check_no_unknown_files()
-    if folder.begun:
-        begun = read_json(folder.config, remedy="give --out a new folder")
-        changed = [key for key in asked if begun.get(key) != asked[key]]
-        if changed == [MODEL_FILES]:
-            files = differences(begun.get(MODEL_FILES, {}), asked[MODEL_FILES])
-            what = f"holds a job on a model that has changed since ({', '.join(each.key for each in files)})"
-            remedy = "give --out a new folder, or take the change back"
-            raise UserError(what, where=str(folder.path), remedy=remedy)
-        if changed:
-            what = f"holds a job that was asked for something else ({', '.join(changed)})"
-            raise UserError(what, where=str(folder.path), remedy="give --out a new folder")
 
 
 def _units_to_begin_with(request: PruningRequest) -> list[KeptUnits]:
