@@ -23,10 +23,10 @@ import torch
 from bertsmith.inference.adapter_folder import write_adapter
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import load
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, with_shared_weights
-from bertsmith.model.model_folder import Model, write_model
 from bertsmith.model.network import add_fresh_head, new_network
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 from bertsmith.recipe.finetuning_schema import Target
 from bertsmith.serve.model_registry import OpenedModels
 from bertsmith.serve.server_config import ServerConfig

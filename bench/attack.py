@@ -41,7 +41,7 @@ from varied_requests import varied_request
 
 import bertsmith
 from bertsmith.inference.embedded_models import default_model, embedded_models
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 
 DESCRIPTORS = 1024

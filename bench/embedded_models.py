@@ -43,8 +43,8 @@ from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.finetuned_folder import FINETUNED_FILES
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import ADAPTER_CONFIG, model_folder
-from bertsmith.model.model_folder import read_model, write_model
-from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
+from bertsmith.model.folder.model_folder import read_model, write_model
+from bertsmith.model.folder.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.text.tokenizer import Tokenizer

@@ -45,7 +45,7 @@ from bertsmith.finetuning.finetune import FinetuningRequest
 from bertsmith.finetuning.finetuning_setup import build_trainer, filling_multiple, micro_tokens
 from bertsmith.finetuning.initial_task_model import load_initial_task_model
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits, task_config_of
-from bertsmith.model.torch_internals import has_bf16_products
+from bertsmith.model.kernels.torch_internals import has_bf16_products
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.catalogue import task_named

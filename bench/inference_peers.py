@@ -199,7 +199,7 @@ def with_sentence_transformers(folder: Path) -> Vectors:
 
 
 def has_bf16() -> bool:
-    from bertsmith.model.torch_internals import has_bf16_products
+    from bertsmith.model.kernels.torch_internals import has_bf16_products
 
     return has_bf16_products()
 

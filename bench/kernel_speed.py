@@ -24,17 +24,12 @@ from torch import Tensor, nn
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from bertsmith.model import (
-    fused_gelu_triton,
-    partial_sums_triton,
-    residual_norm_triton,
-    short_attention_triton,
-    tiled_attention_triton,
-)
-from bertsmith.model.attention import AttentionRule
-from bertsmith.model.attention_kernels import flash_attention
-from bertsmith.model.elementwise import dropped_values
-from bertsmith.model.rotary import Rotary
+from bertsmith.model.attention import short_triton, tiled_triton
+from bertsmith.model.attention.attend import flash_attention
+from bertsmith.model.attention.rotary import Rotary
+from bertsmith.model.attention.rule import AttentionRule
+from bertsmith.model.kernels import fused_gelu_triton, partial_sums_triton, residual_norm_triton
+from bertsmith.model.kernels.elementwise import dropped_values
 from bertsmith.objectives import word_losses_triton
 from bertsmith.packed import Layout
 
@@ -228,8 +223,8 @@ def attention_cases(options: argparse.Namespace, dropout: float, rotary: Rotary 
         seed = torch.randint(2**63 - 1, (), device="cuda") if dropout else None
         operands = (projected, turns, starts, seed)
         arguments = {"longest": longest, "dropped": dropped_values(dropout)}
-        forward = partial(short_attention_triton.forward, operands, **arguments)
-        backward = partial(short_attention_triton.backward, gradient, operands, **arguments)
+        forward = partial(short_triton.forward, operands, **arguments)
+        backward = partial(short_triton.backward, gradient, operands, **arguments)
         flash = partial(flash_within, layout, rule, rotary, positions)
         leaf = projected.clone().requires_grad_()
         theirs = {
@@ -321,8 +316,8 @@ def tiled_cases(options: argparse.Namespace, dropout: float) -> Contenders:
         gradient = torch.randn_like(projected[:, 0])
         operands = (projected, starts, torch.randint(2**63 - 1, (), device="cuda") if dropout else None)
         arguments = {"longest": 512, "dropped": dropped_values(dropout)}
-        forward = partial(tiled_attention_triton.forward, operands, **arguments)
-        backward = partial(tiled_attention_triton.backward, gradient, operands, forward(), **arguments)
+        forward = partial(tiled_triton.forward, operands, **arguments)
+        backward = partial(tiled_triton.backward, gradient, operands, forward(), **arguments)
         ours = {"forward": forward, "backward": partial(backward, summed=True)}
         layout, rule = Layout(starts, 512), AttentionRule(dropout=dropout)
         flash = partial(flash_within, layout, rule, None, starts)
@@ -331,7 +326,7 @@ def tiled_cases(options: argparse.Namespace, dropout: float) -> Contenders:
             "forward": partial(flash, projected),
             "backward": partial(torch.autograd.grad, flash(leaf), leaf, gradient, retain_graph=True),
         }
-        usual = tiled_attention_triton.BACKWARD_LAUNCHES
+        usual = tiled_triton.BACKWARD_LAUNCHES
         others = {
             "forward": {told: partial(forward, launch=launch) for told, launch in tiled_launches("forward")},
             "backward": {

@@ -25,7 +25,7 @@ from quiet import Quiet
 from rounds import forget
 from torch import Tensor
 
-from bertsmith.model import triton_ready
+from bertsmith.model.kernels import triton_ready
 from bertsmith.model.network import Network
 from bertsmith.objectives import masked_language_modelling
 from bertsmith.objectives.pretraining_objective import weighted_sums

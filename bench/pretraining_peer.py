@@ -13,7 +13,7 @@ import transformers
 from rounds import preferring_cudnn, wait_for
 from torch import Tensor, nn
 
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import Network
 from bertsmith.training.trainer import Precision
 

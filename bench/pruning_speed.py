@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from random_model import shape_config
 
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.importance import UnitImportance
-from bertsmith.model.inference_network import packed_network
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.inference.inference_network import packed_network
 from bertsmith.model.network import Network, new_network
 from bertsmith.packed import PackedBatch, pack
 from bertsmith.shrink.selection import chosen_units, counts_left

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 import transformers
 
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 SHAPES = {
     "tiny": (2, 128, 2),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention.rule import AttentionRule
 from bertsmith.packed import Layout
 
 RULES = [

@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 
 
 def change_config(folder, **changes):

@@ -7,7 +7,7 @@ import torch
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig
 from bertsmith.model.network import Network, new_network
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 SIZES = {
     "vocab_size": 99,

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 import bertsmith
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.tasks.task_config import TaskConfig, write_task_config
 from tests.oracles import saved_oracle

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from bertsmith.model.attention import AttentionRule, reference_attention
-from bertsmith.model.attention_kernels import KERNELS, packed_attention
+from bertsmith.model.attention.attend import KERNELS, packed_attention
+from bertsmith.model.attention.rule import AttentionRule, reference_attention
 from tests.attention_cases import (
     LENGTHS,
     RULES,

@@ -6,7 +6,7 @@ from torch import nn
 
 import bertsmith
 from bertsmith.inference import engine
-from bertsmith.model.fused_gelu import linear_gelu, product_takes
+from bertsmith.model.kernels.fused_gelu import linear_gelu, product_takes
 from bertsmith.model.network import new_network
 from bertsmith.packed import pack
 from tests.tiny import tiny_encoder_config
@@ -43,8 +43,8 @@ def test_gelu_inside_of_a_product_is_nearer_to_the_exact_one_than_behind_it(size
 
 @pytest.mark.parametrize("length", [3, 40, 100, 200, 480])
 def test_no_kernel_is_compiled_after_the_warm_up(length):
-    from bertsmith.model.short_attention_triton import short_attention_forward
-    from bertsmith.model.tiled_attention_triton import tiled_attention_forward
+    from bertsmith.model.attention.short_triton import short_attention_forward
+    from bertsmith.model.attention.tiled_triton import tiled_attention_forward
 
     config = tiny_encoder_config("bert", width=64, heads=2, inner=128, positions=512)
     network = new_network(config, {}, torch.Generator().manual_seed(1))

@@ -65,7 +65,7 @@ def test_a_row_with_a_score_that_is_no_number_has_no_loss_and_leaves_others_alon
     "shape", [(1, 0, 48), (2, 1, 17), (1, 256, 16), (1, 257, 33), (2, 1000, 768)], ids=str
 )
 def test_sums_of_programs_are_sums_of_their_rows(shape):
-    from bertsmith.model.partial_sums_triton import total
+    from bertsmith.model.kernels.partial_sums_triton import total
 
     parts = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(DEVICE)
     torch.testing.assert_close(total(parts).double(), parts.double().sum(1), rtol=1e-5, atol=1e-4)

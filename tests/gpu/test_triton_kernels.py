@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from bertsmith.model import encoder
-from bertsmith.model import fused_gelu as fused_gelu_module
-from bertsmith.model import residual_norm as residual_norm_module
-from bertsmith.model.attention import AttentionRule, reference_attention
-from bertsmith.model.elementwise import real_probability
-from bertsmith.model.fused_gelu import biased_gelu, fused_gated_gelu, linear_gelu
+from bertsmith.model.attention.rotary import Rotary
+from bertsmith.model.attention.rule import AttentionRule, reference_attention
+from bertsmith.model.attention.short import attend_within, short_attention
+from bertsmith.model.kernels import fused_gelu as fused_gelu_module
+from bertsmith.model.kernels import residual_norm as residual_norm_module
+from bertsmith.model.kernels.elementwise import real_probability
+from bertsmith.model.kernels.fused_gelu import biased_gelu, fused_gated_gelu, linear_gelu
+from bertsmith.model.kernels.residual_norm import fused_residual_norm, residual_norm
 from bertsmith.model.network import new_network
-from bertsmith.model.residual_norm import fused_residual_norm, residual_norm
-from bertsmith.model.rotary import Rotary
-from bertsmith.model.short_attention import attend_within, short_attention
 from bertsmith.packed import pack
 from tests.attention_cases import layout_of
 from tests.interpreted import DEVICE, HALF, INTERPRETED, OTHER, largest_difference

@@ -9,7 +9,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 import bertsmith
 from bertsmith.core.errors import UserError
-from bertsmith.model.model_folder import read_model, write_model
+from bertsmith.model.folder.model_folder import read_model, write_model
 from bertsmith.packed import pack
 from bertsmith.shrink.vocabulary import trimmed_network
 from bertsmith.text.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.model_folder import read_model, write_model
+from bertsmith.model.folder.model_folder import read_model, write_model
 from bertsmith.packed import PackedBatch, pack, unpack
 from tests.oracles import CLASSES, saved_oracle
 from tests.tiny import TRANSFORMERS

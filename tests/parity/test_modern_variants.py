@@ -4,7 +4,7 @@ import pytest
 import torch
 import transformers
 
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.packed import pack, unpack
 from bertsmith.recipe.load import load_recipe

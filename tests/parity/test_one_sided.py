@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.packed import pack, unpack
 from tests.tiny import TRANSFORMERS, tiny_encoder_config, tiny_network

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder import first_of_rows, largest_of_rows, last_of_rows, mean_of_rows
+from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.network import new_network
 from bertsmith.packed import Layout, pack, unpack
 from tests.compile_counter import CompileCounter
@@ -71,7 +71,7 @@ def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batche
     if model_type == "albert" and not full:
         pytest.skip("one block again and again: compiled as BERT's are, and compiling takes seconds")
     torch.compiler.reset()
-    monkeypatch.setattr("bertsmith.model.product_attention.MAX_LENGTH", 0)  # that form samples otherwise
+    monkeypatch.setattr("bertsmith.model.attention.products.MAX_LENGTH", 0)  # that form samples otherwise
     heads = {"mlm": 0, "classify": 3} | ({"pooler": 0} if "pooler" in ARCHITECTURES[model_type].heads else {})
     # A graph holds each layer: more teach nothing new. ModernBERT's second is the first of the local ones.
     config = tiny_encoder_config(model_type, layers=2 if model_type == "modernbert" else 1)

@@ -17,7 +17,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, atomic_path, write_json
 from bertsmith.corpus.documents import documents_of
 from bertsmith.corpus.readers import parquet_strings, read_blocks
-from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+from bertsmith.model.folder.tensor_files import read_safetensors, write_safetensors
 from bertsmith.tasks.tables import rows_of
 from tests.command_line import mistake
 

@@ -97,7 +97,7 @@ def write_fresh_model(trained: Path, out: Path) -> None:
     import torch
 
     from bertsmith.inference.loaded_model import Bert, load
-    from bertsmith.model.model_folder import head_outputs
+    from bertsmith.model.folder.model_folder import head_outputs
     from bertsmith.model.network import new_network
 
     bert = load(trained, device="cpu")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
-from bertsmith.model import sentence_modules
+from bertsmith.model.folder import sentence_modules
 from bertsmith.recipe.toml_text import value_text
 
 Model = Annotated[

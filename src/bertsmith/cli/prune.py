@@ -187,17 +187,28 @@ def run_magnitude(
     if not (sparsities := listed_fractions(asked.sparsity)):
         what = "needs the fraction of the weights that is to be zero"
         raise UserError(what, where="`method=magnitude`", remedy="add `sparsity=0.7`")
+    for sparsity in sparsities:
+        if not 0 < sparsity < 1:
+            what = f"{sparsity:g} of the weights cannot be zero"
+            raise UserError(what, key="sparsity", remedy="choose one such as 0.7")
+    if asked.rewind is None and len(sparsities) > 1:
+        what = "while a model is trained its weights go to one sparsity"
+        raise UserError(what, key="sparsity", remedy="give one, or add `rewind=0.1`")
     methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
     if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
         remedy = f"choose of {', '.join(RETRAINING)}"
         raise UserError(f"there is no {strange[0]!r}", key="retrain", remedy=remedy)
-    task, recipe = task_to_train(places.model, training.task, training.settings, options=training.options)
+    rows = [
+        ("rewind", "sparse.early_at", asked.rewind),
+        ("sparsity", "sparse.gradual", sparsities[0] if asked.rewind is None else None),
+    ]
+    given = [*training.options, *options.settings_of(rows)]
+    task, recipe = task_to_train(places.model, training.task, training.settings, options=given)
     request = MagnitudeRequest(
         task,
         *(places.model, places.data, places.out),
         recipe,
         sparsities=sparsities,
-        rewind=asked.rewind,
         retraining=methods,  # type: ignore[arg-type]  # checked above
         rounds=asked.rounds,
         skip_bad=places.skip_bad,

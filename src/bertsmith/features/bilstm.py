@@ -15,7 +15,7 @@ from bertsmith.features.layer_states import layer_name, layer_numbers
 from bertsmith.model.encoder import largest_of_rows, mean_of_rows
 from bertsmith.model.heads import exact_outputs
 from bertsmith.model.network import Network
-from bertsmith.model.packed_lstm import ReadingOrder
+from bertsmith.model.recurrent.packed_lstm import ReadingOrder
 from bertsmith.packed import Layout, PackedBatch
 from bertsmith.recipe.finetuning_schema import FeaturesSection
 

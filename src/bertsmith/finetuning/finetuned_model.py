@@ -28,8 +28,8 @@ from bertsmith.inference.adapter_folder import ADAPTER_FILES, base_name, write_a
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.model_path import model_folder
 from bertsmith.inference.task_model import TaskModel, mix_state
-from bertsmith.model.model_folder import Model, write_model
-from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
+from bertsmith.model.folder.model_folder import Model, write_model
+from bertsmith.model.folder.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.metrics import reliability
 from bertsmith.tasks.objective import NetworkScorer

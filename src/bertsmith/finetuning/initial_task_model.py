@@ -15,8 +15,9 @@ from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.task_model import leave_pooler_out
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import layers_in
+from bertsmith.model.folder.model_folder import Model, head_outputs
+from bertsmith.model.folder.quantised_folder import is_quantised
 from bertsmith.model.heads import OutputHead
-from bertsmith.model.model_folder import Model, head_outputs
 from bertsmith.model.network import (
     Network,
     add_fresh_head,
@@ -25,7 +26,6 @@ from bertsmith.model.network import (
     set_pooling,
     take_transform,
 )
-from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 

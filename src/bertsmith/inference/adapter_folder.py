@@ -23,6 +23,10 @@ from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.model_path import ADAPTER_CONFIG, is_adapter, model_folder
 from bertsmith.model.architecture import Architecture
 from bertsmith.model.architectures.registry import architecture_of
+from bertsmith.model.folder.model_folder import CheckpointTensors, Model, head_outputs
+from bertsmith.model.folder.quantised_folder import is_quantised
+from bertsmith.model.folder.sentence_modules import transformer_folder
+from bertsmith.model.folder.tensor_files import FOR_TORCH, read_metadata, read_safetensors, write_safetensors
 from bertsmith.model.lora import (
     LoraShape,
     LowRank,
@@ -32,11 +36,7 @@ from bertsmith.model.lora import (
     published_layers,
     with_shared_weights,
 )
-from bertsmith.model.model_folder import CheckpointTensors, Model, head_outputs
 from bertsmith.model.network import Network, add_missing_supports, published_names
-from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.sentence_modules import transformer_folder
-from bertsmith.model.tensor_files import FOR_TORCH, read_metadata, read_safetensors, write_safetensors
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)

@@ -24,8 +24,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.processes import finished_in_order
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.text_reader import Integers, Reader, Sequences, TextInput, as_list
+from bertsmith.model.kernels.torch_internals import ON_ARM
 from bertsmith.model.network import Network
-from bertsmith.model.torch_internals import ON_ARM
 from bertsmith.packed import PackedBatch, copied_to_host, pack
 from bertsmith.text.tokenizer import Encoded, Tokenizer
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+from bertsmith.model.folder.tensor_files import read_safetensors, write_safetensors
 
 if TYPE_CHECKING:
     from bertsmith.tasks.task_config import TaskConfig

@@ -17,9 +17,9 @@ from torch.nn import functional
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
-from bertsmith.model.attention import AttentionRule, explain_attention
-from bertsmith.model.transformer import Transformer, with_attention
-from bertsmith.model.transformer_config import TransformerConfig, with_heads
+from bertsmith.model.attention.rule import AttentionRule, explain_attention
+from bertsmith.model.transformer.transformer import Transformer, with_attention
+from bertsmith.model.transformer.transformer_config import TransformerConfig, with_heads
 from bertsmith.packed import Layout, PackedBatch, pack
 from bertsmith.text.tokenizer import Encoded
 

@@ -19,7 +19,7 @@ from bertsmith.inference.head_introspection import check_heads_are_whole
 from bertsmith.inference.layer_introspection import Cosines, layer_cosines
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
-from bertsmith.model.transformer import with_attention
+from bertsmith.model.transformer.transformer import with_attention
 from bertsmith.packed import pack
 from bertsmith.recipe.data_sections import MaskingSection
 from bertsmith.text.tokenizer import Encoded

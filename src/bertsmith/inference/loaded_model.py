@@ -39,11 +39,11 @@ from bertsmith.inference.precision import fast_network, quantised_network, takes
 from bertsmith.inference.text_reader import Reader, TextInput, TextOrPair, TokenizedText, as_list, as_pairs
 from bertsmith.inference.vectors import direction_of_no_text, pooled_texts, without_direction
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.inference_network import computes_in_4_bits
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.sentence_modules import POOLINGS, Pooling, transformer_folder
+from bertsmith.model.folder.tensor_files import SAVED_WEIGHT_FILES
+from bertsmith.model.inference.inference_network import computes_in_4_bits
 from bertsmith.model.lora import merged_network
-from bertsmith.model.model_folder import Model, read_model, write_model
-from bertsmith.model.sentence_modules import POOLINGS, Pooling, transformer_folder
-from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.packed import PackedBatch, unpack
 from bertsmith.text.tokenizer import Tokenizer
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES

@@ -11,7 +11,7 @@ from pathlib import Path
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, reporting_missing_homes
 from bertsmith.inference.embedded_models import embedded_models
-from bertsmith.model.sentence_modules import MODULES_FILE
+from bertsmith.model.folder.sentence_modules import MODULES_FILE
 
 ADAPTER_CONFIG = "adapter_config.json"
 """File that peft and bertsmith write next to the weights of an adapter."""

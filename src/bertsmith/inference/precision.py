@@ -7,8 +7,8 @@ import torch
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.text_reader import Reader
-from bertsmith.model.inference_linear import can_pack
-from bertsmith.model.inference_network import (
+from bertsmith.model.inference.inference_linear import can_pack
+from bertsmith.model.inference.inference_network import (
     calibrated,
     convertible_blocks,
     int8_network,
@@ -16,8 +16,8 @@ from bertsmith.model.inference_network import (
     real_network,
     stored_weights,
 )
+from bertsmith.model.kernels.torch_internals import has_bf16_products, has_int8_products
 from bertsmith.model.network import Network
-from bertsmith.model.torch_internals import has_bf16_products, has_int8_products
 from bertsmith.packed import PackedBatch
 
 CALIBRATION_TEXTS = 64

@@ -17,7 +17,7 @@ from bertsmith.inference.outputs import Choice, Classification, Entity, TaggedWo
 from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list, as_pairs
 from bertsmith.inference.text_words import joined_words, words_of_texts
-from bertsmith.model.model_folder import Model, head_outputs
+from bertsmith.model.folder.model_folder import Model, head_outputs
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.answers import QuestionAnswer
 from bertsmith.tasks.example_types import (

@@ -19,7 +19,7 @@ from bertsmith.core.files import atomic_path
 from bertsmith.inference.engine import Engine
 from bertsmith.inference.text_reader import TextInput
 from bertsmith.model import encoder
-from bertsmith.model.sentence_modules import Pooling
+from bertsmith.model.folder.sentence_modules import Pooling
 from bertsmith.packed import PackedBatch
 
 Doubles = NDArray[np.float64]

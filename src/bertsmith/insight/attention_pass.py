@@ -15,8 +15,8 @@ from bertsmith.inference.engine import Batching, batching_for, in_streams
 from bertsmith.inference.head_introspection import check_heads_are_whole
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Integers, Sequences
-from bertsmith.model.transformer import with_attention
-from bertsmith.model.watched_attention import WatchedAttention, groups_of
+from bertsmith.model.attention.watched import WatchedAttention, groups_of
+from bertsmith.model.transformer.transformer import with_attention
 from bertsmith.packed import PackedBatch
 from bertsmith.text.tokenizer import Encoded
 

@@ -18,7 +18,7 @@ from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
 from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.insight.surface import Surface, shortened, smoothing_term
-from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.transformer.transformer_config import with_heads
 
 SMOOTHING = 1e-3
 """Weight of the uniform distribution mixed into attention, as published: .999 a + .001 / n."""

@@ -25,7 +25,7 @@ from bertsmith.insight.bootstrap import bootstrap_intervals
 from bertsmith.insight.relations import OFFSETS
 from bertsmith.insight.treebank import ROOT, ParsedSentence
 from bertsmith.insight.word_attention import EncodedWords, WordMaps, encode_words
-from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import moved_to_device
 
 LEARNING_RATE = 0.002

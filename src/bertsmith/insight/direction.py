@@ -21,10 +21,10 @@ from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import PerHead, shortened
+from bertsmith.model.attention.watched import WatchedAttention
 from bertsmith.model.network import Network
-from bertsmith.model.transformer import with_attention
-from bertsmith.model.transformer_config import with_heads
-from bertsmith.model.watched_attention import WatchedAttention
+from bertsmith.model.transformer.transformer import with_attention
+from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import PackedBatch, moved_to_device
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Example

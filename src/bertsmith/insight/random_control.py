@@ -8,7 +8,7 @@ import torch
 from bertsmith.core.progress import progress_within
 from bertsmith.core.seeds import key_of
 from bertsmith.inference.loaded_model import Bert
-from bertsmith.model.model_folder import Model
+from bertsmith.model.folder.model_folder import Model
 from bertsmith.model.network import new_network
 
 INITIALISATIONS = 3

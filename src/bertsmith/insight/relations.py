@@ -24,7 +24,7 @@ from bertsmith.insight.attention_pass import Analysis, attention_pass
 from bertsmith.insight.bootstrap import Counts, bootstrap_intervals
 from bertsmith.insight.treebank import ParsedSentence
 from bertsmith.insight.word_attention import EncodedWords, FromPieces, WordMaps, encode_words
-from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import moved_to_device
 
 DIRECTIONS = ("to the head", "from the head")

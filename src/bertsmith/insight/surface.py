@@ -22,10 +22,10 @@ from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Analysis, attention_pass
+from bertsmith.model.attention.watched import WatchedAttention
 from bertsmith.model.importance import ImportanceGates, importance_gates
-from bertsmith.model.transformer import with_attention
-from bertsmith.model.transformer_config import with_heads
-from bertsmith.model.watched_attention import WatchedAttention
+from bertsmith.model.transformer.transformer import with_attention
+from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import PackedBatch, moved_to_device, pack
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
 

@@ -8,11 +8,11 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, atomic_path, check_not_taken, write_json
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.loaded_model import load
-from bertsmith.model.inference_network import stored_weights
-from bertsmith.model.model_folder import published_config
+from bertsmith.model.folder.model_folder import published_config
+from bertsmith.model.folder.quantised_folder import is_quantised
+from bertsmith.model.inference.inference_network import stored_weights
+from bertsmith.model.inference.quantised_weights import QuantisedLinear, bits_of
 from bertsmith.model.network import Network, set_pooling
-from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.quantised_weights import QuantisedLinear, bits_of
 
 if TYPE_CHECKING:
     import onnx

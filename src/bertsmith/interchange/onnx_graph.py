@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
-from bertsmith.model.quantised_weights import QuantisedLinear, bits_of
+from bertsmith.model.inference.quantised_weights import QuantisedLinear, bits_of
 
 OPSET = 17
 """The first version with LayerNormalization; newer ones add nothing needed, and old runtimes lack them."""
@@ -192,4 +192,4 @@ _ACTIVATIONS: dict[str, Callable[[Graph, Value], Value]] = {
     "swish": _silu,
     "tanh": lambda graph, values: graph.op("Tanh", values),
 }
-"""Functions by their names in `model/activations.py`."""
+"""Functions by their names in `model/kernels/activations.py`."""

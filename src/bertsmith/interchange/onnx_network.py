@@ -15,14 +15,14 @@ from onnx import TensorProto, helper
 from torch import nn
 
 from bertsmith.interchange.onnx_graph import IR_VERSION, OPSET, Graph, Value
-from bertsmith.model import transformer
-from bertsmith.model.attention import EVERYTHING, AttentionRule
-from bertsmith.model.disentangled_attention import DisentangledAttention
+from bertsmith.model.attention.rotary import NormalisedRotary, Rotary
+from bertsmith.model.attention.rule import EVERYTHING, AttentionRule
 from bertsmith.model.encoder_config import need
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Transform
+from bertsmith.model.inference.quantised_weights import QuantisedEmbedding
 from bertsmith.model.network import Network
-from bertsmith.model.quantised_weights import QuantisedEmbedding
-from bertsmith.model.rotary import NormalisedRotary, Rotary
+from bertsmith.model.transformer import transformer
+from bertsmith.model.transformer.disentangled import DisentangledAttention
 
 HIDDEN = {np.float32: -1e9, np.float16: -1e4}
 """Value to add to the score of a hidden token. It is finite: a row without visible tokens is padding and

@@ -14,7 +14,7 @@ from bertsmith.core.files import read_json
 from bertsmith.core.progress import progress_bar
 from bertsmith.inference.loaded_model import Bert, check_vocabulary
 from bertsmith.interchange.bundle import Bundle
-from bertsmith.model.model_folder import model_from_tensors, write_model
+from bertsmith.model.folder.model_folder import model_from_tensors, write_model
 from bertsmith.text.tokenizer import Tokenizer
 
 Gelu = Literal["published", "erf", "tanh"]

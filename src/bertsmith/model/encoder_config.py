@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.activations import ACTIVATIONS
+from bertsmith.model.kernels.activations import ACTIVATIONS
 
 Direction = Literal["both", "left-to-right", "right-to-left", "two-directions"]
 """Tokens of its sequence that a token sees besides itself: all, those before it, or those after it. In two

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertsmith.model.activations import activation_function
+from bertsmith.model.kernels.activations import activation_function
 
 Reads = Literal["tokens", "sentence", "pooled"]
 """Input of a head: every token's state, the encoder's sentence state, or the pooler's output."""

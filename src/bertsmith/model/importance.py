@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bertsmith.model.encoder import ALL
 from bertsmith.model.network import Network
-from bertsmith.model.transformer import Block, with_attention
+from bertsmith.model.transformer.transformer import Block, with_attention
 from bertsmith.packed import Layout, PackedBatch
 
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
-from bertsmith.model.transformer import PositionTable
+from bertsmith.model.transformer.transformer import PositionTable
 
 
 def evenly_spaced(layers: int, wanted: int) -> tuple[int, ...]:

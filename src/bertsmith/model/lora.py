@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.elementwise import Dropout
 from bertsmith.model.encoder_config import need
+from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.network import Network, published_names
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, library
 from torch.nn import functional
 
-from bertsmith.model.triton_ready import needs_operator, triton_runs_on
+from bertsmith.model.kernels.triton_ready import needs_operator, triton_runs_on
 
 MIN_WORDS = 1024
 """Two scores of a pair, say, are no work for a kernel."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import check_not_taken, read_json
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.network import Network
 from bertsmith.objectives.registry import declaration
 from bertsmith.objectives.replaced_token_detection import GENERATOR

@@ -15,8 +15,8 @@ from bertsmith.model.encoder import can_compile
 from bertsmith.model.encoder_config import EncoderConfig, PassSize
 from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
-from bertsmith.model.transformer_config import with_heads
-from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.model.transformer.transformer_config import with_heads
+from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.objectives.step_memory import (
     TrainingLoad,
     estimate_memory,
@@ -100,6 +100,7 @@ def fit_machine(
         compiled,
         run.recompute,
         run.spike_factor,
+        declaration(recipe).over_the_step,
     )
     recorded = not why_not_recorded(facts) and _is_small(recipe, networks, load)
     multiples = _multiples(recipe, load, on_gpu=on_gpu, recorded=recorded)

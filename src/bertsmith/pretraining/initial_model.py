@@ -17,14 +17,14 @@ from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.model.architectures.distilbert import without_segments
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder_config import ConfigReader, Direction, EncoderConfig
+from bertsmith.model.folder.model_folder import Model, read_config, read_model
+from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.model.heads import MaskedLanguageHead
 from bertsmith.model.layer_subset import (
     freeze_positions,
     network_of_layers,
 )
-from bertsmith.model.model_folder import Model, read_config, read_model
 from bertsmith.model.network import Network, add_fresh_head, new_network, set_direction
-from bertsmith.model.sentence_modules import transformer_folder
 from bertsmith.objectives.distillation import check_comparable, check_reads_masks
 from bertsmith.objectives.registry import OBJECTIVES
 from bertsmith.objectives.replaced_token_detection import GENERATOR

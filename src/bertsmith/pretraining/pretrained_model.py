@@ -15,9 +15,9 @@ from bertsmith.core.errors import Diverged
 from bertsmith.core.files import atomic_folder, write_text
 from bertsmith.core.measures import Declaration, brief
 from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.model_folder import Model, head_outputs, write_model
+from bertsmith.model.folder.model_folder import Model, head_outputs, write_model
+from bertsmith.model.folder.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.model.network import Network, build_network
-from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.pretraining.held_out import pretraining_objective
 from bertsmith.recipe.schema import Recipe

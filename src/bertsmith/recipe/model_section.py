@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, model_validator
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.modernbert import Norm
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.kernels.activations import ACTIVATIONS
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 from bertsmith.recipe.section import Count, Fraction, RuleError, Section
 from bertsmith.recipe.toml_text import value_text
 

@@ -21,8 +21,8 @@ from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.inference.text_reader import Reader
-from bertsmith.model.sentence_modules import SentenceModules
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.folder.sentence_modules import SentenceModules
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, BatchQueue, BatchReport
 from bertsmith.serve.operations import OPERATIONS

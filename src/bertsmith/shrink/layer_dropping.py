@@ -6,7 +6,7 @@ from copy import deepcopy
 from bertsmith.core.errors import UserError
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
-from bertsmith.model.transformer_config import with_heads
+from bertsmith.model.transformer.transformer_config import with_heads
 
 KEY = "drop_layers"
 

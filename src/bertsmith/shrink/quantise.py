@@ -12,11 +12,11 @@ from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.text_reader import TextOrPair
 from bertsmith.model.encoder_config import need
-from bertsmith.model.inference_network import calibrated, convertible_blocks
+from bertsmith.model.folder.quantised_folder import is_quantised
+from bertsmith.model.folder.tensor_files import SAVED_WEIGHT_FILES
+from bertsmith.model.inference.inference_network import calibrated, convertible_blocks
+from bertsmith.model.inference.quantised_weights import quantised_for_memory, quantised_table
 from bertsmith.model.network import Network
-from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.quantised_weights import quantised_for_memory, quantised_table
-from bertsmith.model.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.packed import PackedBatch
 
 CALIBRATION_TEXTS = 512

@@ -16,10 +16,10 @@ from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.model.architectures.albert import SHARED_PARTS, AlbertConfig, Sharing
 from bertsmith.model.encoder_config import EncoderConfig
-from bertsmith.model.model_folder import head_outputs
+from bertsmith.model.folder.model_folder import head_outputs
+from bertsmith.model.folder.quantised_folder import is_quantised
 from bertsmith.model.network import Network, build_network
-from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.transformer import Block, Embeddings, Transformer
+from bertsmith.model.transformer.transformer import Block, Embeddings, Transformer
 
 KEPT_HEADS = ("pooler", "mlm", "classify", "tag", "span", "choice")
 """Heads that an ALBERT also has, in the same form."""

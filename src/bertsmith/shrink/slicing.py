@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.encoder_config import need
+from bertsmith.model.folder.quantised_folder import is_quantised
 from bertsmith.model.network import Network
-from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.transformer import Block, GatedFeedForward, Transformer
-from bertsmith.model.transformer_config import TransformerConfig, with_heads
+from bertsmith.model.transformer.transformer import Block, GatedFeedForward, Transformer
+from bertsmith.model.transformer.transformer_config import TransformerConfig, with_heads
 
 Numbers = tuple[int, ...]
 

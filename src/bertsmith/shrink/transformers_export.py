@@ -7,10 +7,10 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder
 from bertsmith.inference.finetuned_folder import FinetunedTask
 from bertsmith.inference.loaded_model import Bert, load
+from bertsmith.model.folder.quantised_folder import is_quantised
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.network import Network
-from bertsmith.model.quantised_folder import is_quantised
-from bertsmith.model.transformer_config import TransformerConfig, with_heads
+from bertsmith.model.transformer.transformer_config import TransformerConfig, with_heads
 from bertsmith.shrink.slicing import zero_filled_network
 
 

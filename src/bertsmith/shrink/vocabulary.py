@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
+from bertsmith.model.folder.model_folder import Model
+from bertsmith.model.folder.quantised_folder import is_quantised
 from bertsmith.model.heads import MaskedLanguageHead
-from bertsmith.model.model_folder import Model
 from bertsmith.model.network import Network
-from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.text.trim_vocabulary import TrimmedVocabulary
 
 

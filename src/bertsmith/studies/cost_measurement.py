@@ -25,10 +25,10 @@ from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import SPREAD_FILE, is_adapter, is_model, model_folder
 from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.model.encoder_config import PassSize
+from bertsmith.model.folder.sentence_modules import transformer_folder
+from bertsmith.model.folder.tensor_files import WEIGHT_FILES
+from bertsmith.model.inference.quantised_weights import QuantisedLayer
 from bertsmith.model.network import Network
-from bertsmith.model.quantised_weights import QuantisedLayer
-from bertsmith.model.sentence_modules import transformer_folder
-from bertsmith.model.tensor_files import WEIGHT_FILES
 from bertsmith.packed import PackedBatch, pack
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.task import read_split

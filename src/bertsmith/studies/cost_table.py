@@ -29,7 +29,7 @@ from bertsmith.inference.adapter_folder import base_folder
 from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.insight.pictures import name_points
 from bertsmith.insight.report import Cell, Report, Table, write_report
-from bertsmith.model.sentence_modules import transformer_folder
+from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.studies.cost_measurement import Cost, CostRequest, runs_in
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.metrics import Metric

@@ -17,7 +17,7 @@ from bertsmith.finetuning.assignment import Assignment, hashes_of, hashes_of_fil
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.splits import read_splits
 from bertsmith.inference.model_path import model_folder
-from bertsmith.model.sentence_modules import transformer_folder
+from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.pretraining.hardware import step_size
 from bertsmith.pretraining.pretrain import pretrain
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe

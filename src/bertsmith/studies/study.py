@@ -82,8 +82,19 @@ class Study(Protocol):
         """Return its tables; failed trials are rows, too."""
 
 
-def run_study(study: Study, out: Path, cells: Cells, places: Places, callback: ProgressCallback) -> Report:
-    """Make the missing cells, and write and return the report; a failed cell stops no other."""
+def run_study(  # noqa: PLR0913 - a study, and all that it needs of the machine
+    study: Study,
+    out: Path,
+    cells: Cells,
+    places: Places,
+    callback: ProgressCallback,
+    *,
+    keeps_models: bool = False,
+) -> Report:
+    """Make the missing cells, and write and return the report; a failed cell stops no other.
+
+    Models leave the disk when no run of the study needs them any more, unless it keeps them.
+    """
     trials = study.trials()
     stages = distinct(stage for trial in trials for stage in trial.stages.values())
     _check(trials, stages.values(), places)
@@ -91,7 +102,7 @@ def run_study(study: Study, out: Path, cells: Cells, places: Places, callback: P
     try:
         _lock(handle, out)
         status = StatusFile(out, trials)
-        scheduler = Scheduler(cells, places, stages, callback, on_change=status.write)
+        scheduler = Scheduler(cells, places, stages, callback, status.write, keeps_models)
         status.write(scheduler, now=True)
         try:
             scheduler.run()

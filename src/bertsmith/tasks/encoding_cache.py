@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from bertsmith.core.cache import make_room_after, mark_used
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path
-from bertsmith.model.tensor_files import safetensors_errors
+from bertsmith.model.folder.tensor_files import safetensors_errors
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.tasks.encoded import EncodedSet, QuestionWindows
 from bertsmith.tasks.example_types import Example

@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Mapping
 import torch
 from torch import Tensor, nn
 
+from bertsmith.model.kernels.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.model.network import Network
-from bertsmith.model.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.packed import PackedBatch
 from bertsmith.recipe.distill_section import TaskDistillSection
 from bertsmith.recipe.finetuning_schema import HeadSection

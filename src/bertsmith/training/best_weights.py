@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_path, sha256_of
 from bertsmith.core.measures import Metric
-from bertsmith.model.tensor_files import read_safetensors, write_safetensors
+from bertsmith.model.folder.tensor_files import read_safetensors, write_safetensors
 from bertsmith.training.checkpoint import SavedState
 from bertsmith.training.distributed import World
 

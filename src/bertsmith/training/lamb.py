@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributed import all_reduce
 from torch.distributed.tensor import DTensor, Shard
 
-from bertsmith.model import torch_internals
+from bertsmith.model.kernels import torch_internals
 from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.training.distributed import first_row, held
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw as adamw_step_
 
-from bertsmith.model.torch_internals import foreach_add_, foreach_copy_, foreach_mul_
+from bertsmith.model.kernels.torch_internals import foreach_add_, foreach_copy_, foreach_mul_
 from bertsmith.training.distributed import held, own_rows, whole
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)

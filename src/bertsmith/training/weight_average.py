@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from bertsmith.model.torch_internals import foreach_lerp_
+from bertsmith.model.kernels.torch_internals import foreach_lerp_
 from bertsmith.training.distributed import held
 
 AVERAGE = "average"

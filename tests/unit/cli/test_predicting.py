@@ -14,7 +14,7 @@ import torch
 import bertsmith as package
 from bertsmith.cli.answer import excerpt
 from bertsmith.cli.presenting import BAR_WIDTH, bar
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.recipe.finetuning_schema import AnswersSection, TextSection
 from bertsmith.tasks.task_config import TaskConfig

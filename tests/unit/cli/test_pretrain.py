@@ -341,7 +341,7 @@ def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, mo
     assert "auto: the recipe with which the run began" in again.stdout
     assert "is finished already" in again.stdout
     changed = auto(store, tmp_path / "run", *sizes, "--set", "optim.peak_lr=0.5")
-    assert "has another recipe: optim.peak_lr" in str(changed.exception)
+    assert "holds another run: optim.peak_lr" in str(changed.exception)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 
 from bertsmith.features.bilstm import FeatureScorer, Reading
 from bertsmith.features.layer_states import encoder_hash, layer_name, layer_numbers
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.packed import pack
 from bertsmith.recipe.finetuning_schema import FeaturesSection
 from tests.oracles import saved_oracle

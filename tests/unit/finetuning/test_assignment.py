@@ -113,7 +113,7 @@ def test_examples_that_came_since_a_run_was_finished_are_noticed(model, tmp_path
     finetune(assignment, Notebook())
     append(assignment.data / f"{split}.tsv", "the warm sun\t1\n")
     line = complaint(assignment)
-    assert f"holds a run on other examples: the data have changed since ({split})" in line
+    assert f"{split} of the examples has changed since" in line
     assert line.endswith("give `out` a new folder, or take the change back")
 
 
@@ -123,7 +123,7 @@ def test_an_interrupted_run_does_not_go_on_with_other_examples(model, tmp_path):
         assert not finetune(assignment, Notebook()).finished
     original = (assignment.data / "train.tsv").read_text()
     append(assignment.data / "train.tsv", "the warm sun\t1\n")
-    assert "the data have changed since (train)" in complaint(assignment)
+    assert "train of the examples has changed since" in complaint(assignment)
     (assignment.data / "train.tsv").write_text(original)
     assert finetune(assignment, Notebook()).finished
 
@@ -133,7 +133,7 @@ def test_a_development_set_that_came_later_is_noticed(model, tmp_path):
     dev = (assignment.data / "dev.tsv").rename(tmp_path / "later.tsv")
     finetune(assignment, Notebook())
     dev.rename(assignment.data / "dev.tsv")
-    assert "the data have changed since (dev)" in complaint(assignment)
+    assert "dev of the examples has changed since" in complaint(assignment)
 
 
 def test_examples_are_known_by_what_they_say_not_by_where_they_stand():

@@ -13,8 +13,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.finetuning_setup import Run
 from bertsmith.finetuning.teacher_scores import aligned
 from bertsmith.inference.loaded_model import load_task_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.layer_subset import network_of_layers
-from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from tests.tiny import tiny_encoder_config
 from tests.tiny_runs import differing, metrics_of

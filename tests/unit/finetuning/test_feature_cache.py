@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning import feature_cache, finetuning_setup
-from bertsmith.model.transformer import Transformer
+from bertsmith.model.transformer.transformer import Transformer
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from tests.tuning import SHORT, toy_assignment, tune

@@ -10,8 +10,8 @@ from bertsmith.finetuning.initial_task_model import load_initial_task_model
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import load, load_task_model
-from bertsmith.model.elementwise import Dropout
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
+from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.network import add_fresh_head, new_network, take_transform
 from bertsmith.packed import pack
 from bertsmith.recipe.finetuning_schema import HeadSection, TextSection

@@ -7,7 +7,7 @@ from bertsmith.core.files import read_json
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.loaded_model import load
 from bertsmith.model.architectures.modernbert import ModernBertConfig
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from tests.toy_folder import toy_vocabulary, write_toy_folder
 from tests.tuning import tune

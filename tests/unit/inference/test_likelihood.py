@@ -13,7 +13,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.measures import bits, perplexity
 from bertsmith.inference import engine as engine_room
 from bertsmith.inference.likelihood import token_log_probabilities
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tiny import tiny_encoder_config

@@ -10,7 +10,7 @@ import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.inference import engine as engine_room
 from bertsmith.inference import fill_mask as filling_room
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from tests.folders import change_config
 from tests.oracles import saved_oracle

@@ -8,7 +8,7 @@ import torch
 
 import bertsmith
 from bertsmith.core.errors import UserError
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.packed import pack
 from tests.toy_folder import WORDS, write_toy_folder

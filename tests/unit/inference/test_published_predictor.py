@@ -7,7 +7,7 @@ import torch
 
 import bertsmith
 from bertsmith.inference.predictor import default_config
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import Network, new_network
 from tests.tiny import tiny_encoder_config
 from tests.toy_folder import toy_vocabulary, write_toy_folder

@@ -15,7 +15,7 @@ from bertsmith.inference import text_reader
 from bertsmith.inference.loaded_model import PRECISIONS
 from bertsmith.inference.precision import fastest_precision, quantised_network, usable_precision
 from bertsmith.inference.text_reader import Reader, Sequences
-from bertsmith.model.inference_network import InferenceBlock
+from bertsmith.model.inference.inference_network import InferenceBlock
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tiny import tiny_network
 from tests.tokenizer_makers import byte_bpe

@@ -9,11 +9,11 @@ import torch
 
 from bertsmith.interchange.onnx_graph import OPSET
 from bertsmith.interchange.onnx_network import OUTPUT_NAMES, onnx_model
-from bertsmith.model.activations import ACTIVATIONS
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.inference_network import calibrated, int8_network
+from bertsmith.model.inference.inference_network import calibrated, int8_network
+from bertsmith.model.inference.quantised_weights import quantised_table
+from bertsmith.model.kernels.activations import ACTIVATIONS
 from bertsmith.model.network import Network, new_network, set_direction, set_pooling
-from bertsmith.model.quantised_weights import quantised_table
 from bertsmith.packed import pack
 from tests.lively_networks import lively_network
 from tests.tiny import TRANSFORMERS, tiny_encoder_config

@@ -23,7 +23,7 @@ from transformers import (
 
 from bertsmith.core.errors import UserError
 from bertsmith.interchange.tensorflow import import_checkpoint, read_checkpoint
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.packed import pack
 from bertsmith.text.tokenizer import Tokenizer
 from tests.bundle_writer import bfloat16, write_bundle

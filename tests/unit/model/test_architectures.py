@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.activations import activation_function
 from bertsmith.model.architectures.registry import ARCHITECTURES, architecture_of
-from bertsmith.model.attention import AttentionRule
+from bertsmith.model.attention.rule import AttentionRule
 from bertsmith.model.encoder_config import ConfigReader
+from bertsmith.model.kernels.activations import activation_function
 from bertsmith.model.network import add_fresh_head, build_network, new_network
-from bertsmith.model.transformer import AttentionShape, SelfAttention, Transformer
+from bertsmith.model.transformer.transformer import AttentionShape, SelfAttention, Transformer
 from bertsmith.packed import pack
 from tests.tiny import tiny_config, tiny_encoder_config, tiny_network
 

@@ -16,7 +16,7 @@ SIZE = PassSize(tokens=40, sequences=5, predicted=6)
 @pytest.mark.parametrize("model_type", ["bert", "albert", "electra", "modernbert", "gpt2"])
 def test_products_are_counted_as_torch_counts_them(model_type, monkeypatch):
     # The counter looks into attention by products, not into an operator of ours.
-    monkeypatch.setattr("bertsmith.model.product_attention.MAX_LENGTH", 0)
+    monkeypatch.setattr("bertsmith.model.attention.products.MAX_LENGTH", 0)
     network = tiny_network(model_type, {"mlm": 0}).train()
     batch = pack([[7] * 8] * SIZE.sequences)
     with FlopCounterMode(display=False) as counter:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.importance import UnitImportance, importance_gates
-from bertsmith.model.model_folder import read_model
 from bertsmith.packed import pack
 from tests.lively_networks import lively_network
 from tests.oracles import saved_oracle

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.inference_linear import AdaptedLinear
-from bertsmith.model.inference_network import packed_network
+from bertsmith.model.inference.inference_linear import AdaptedLinear
+from bertsmith.model.inference.inference_network import packed_network
 from bertsmith.model.lora import (
     LoraLinear,
     LoraShape,

@@ -57,8 +57,8 @@ def saved_bytes(network, work):
 @pytest.fixture(params=[False, True], ids=["fused", "products"], autouse=True)
 def _each_form_of_attention(request, monkeypatch):
     """Where MKL is, short sequences with dropout are computed as products, which keep their probabilities."""
-    monkeypatch.setattr("bertsmith.model.product_attention.MKL", request.param)
-    monkeypatch.setattr("bertsmith.model.product_attention.MAX_THREADS", 0)
+    monkeypatch.setattr("bertsmith.model.attention.products.MKL", request.param)
+    monkeypatch.setattr("bertsmith.model.attention.products.MAX_THREADS", 0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -10,7 +10,7 @@ import transformers
 
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.objectives.step_memory import estimate_memory
 from bertsmith.packed import pack
 from bertsmith.pretraining.checkpoint_export import export_checkpoints
@@ -190,7 +190,7 @@ def test_a_resumed_run_wants_the_same_teacher(teacher, store, tmp_path):
     with torch.no_grad():
         network.heads["mlm"].bias += 1
     write_model(folder, Model(network))
-    with pytest.raises(UserError, match="another teacher: its weights have changed"):
+    with pytest.raises(UserError, match="the teacher has changed since"):
         run_tiny(store, tmp_path / "run", *of(folder))
 
 

@@ -11,7 +11,7 @@ import transformers
 import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.inference.fill_mask import encode_masked
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.pretraining.pretrained_model import card_header, usage_of
 from bertsmith.serve.model_registry import info_of
 from bertsmith.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.inference.head_introspection import inspect_heads
 from bertsmith.inference.introspection import inspect_attention
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.packed import pack
 from bertsmith.recipe.load import load_recipe
 from bertsmith.text.tokenizer import Tokenizer

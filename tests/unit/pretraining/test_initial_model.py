@@ -10,8 +10,8 @@ import torch
 import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.model.activations import ACTIVATIONS
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
+from bertsmith.model.kernels.activations import ACTIVATIONS
 from bertsmith.model.network import Network, new_network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.pretraining.initial_model import (

@@ -5,7 +5,7 @@ import torch
 
 import bertsmith
 from bertsmith.core.files import read_json, write_json
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.pretraining.initial_model import model_section_of
 from bertsmith.pretraining.pretrain import pretrain
 from bertsmith.recipe.load import load_recipe

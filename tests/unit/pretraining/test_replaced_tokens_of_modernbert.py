@@ -8,7 +8,7 @@ import transformers
 import bertsmith
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.objectives.replaced_token_detection import heads_of
 from bertsmith.packed import pack
 from bertsmith.pretraining.hardware import choices

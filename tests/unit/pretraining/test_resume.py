@@ -17,7 +17,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.seeds import key_of
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
 from bertsmith.training import background_saving
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder

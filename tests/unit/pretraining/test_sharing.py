@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.model.architectures.registry import architecture_of
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.network import build_network
 from bertsmith.packed import pack
 from bertsmith.recipe.load import encoder_parameters, load_recipe

@@ -14,7 +14,7 @@ import httpx
 import torch
 from uvicorn.server import ServerState
 
-from bertsmith.model.model_folder import Model, write_model
+from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.recipe.finetuning_schema import AnswersSection, TextSection
 from bertsmith.serve.app import Application

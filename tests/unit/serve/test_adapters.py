@@ -8,7 +8,7 @@ import pytest
 from bertsmith.core.errors import UserError
 from bertsmith.inference.engine import Engine
 from bertsmith.inference.loaded_model import Bert, load
-from bertsmith.model.inference_linear import AdaptedLinear
+from bertsmith.model.inference.inference_linear import AdaptedLinear
 from bertsmith.model.lora import has_adapters
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.serve.app import Application

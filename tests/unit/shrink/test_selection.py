@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.attention_kernels import packed_attention
+from bertsmith.model.attention.attend import packed_attention
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.importance import UnitImportance
-from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.packed import pack
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.selection import UnitCounts, best_of_all, chosen_units, counts_left

@@ -12,7 +12,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.model.architectures.albert import AlbertConfig
-from bertsmith.model.model_folder import read_model
+from bertsmith.model.folder.model_folder import read_model
 from bertsmith.packed import pack
 from bertsmith.recipe.load import encoder_parameters, load_recipe
 from bertsmith.shrink.sharing import SharedShape, shared_model, shared_network

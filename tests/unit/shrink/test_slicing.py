@@ -15,16 +15,16 @@ from bertsmith.interchange.onnx_network import onnx_model
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.encoder_config import PassSize
 from bertsmith.model.flops import flops_per_step
-from bertsmith.model.inference_network import (
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.quantised_folder import is_quantised
+from bertsmith.model.inference.inference_network import (
     calibrated,
     int8_network,
     packed_network,
     stored_weights,
 )
 from bertsmith.model.lora import LoraShape, adapters_of, add_fresh_adapters, merged_network
-from bertsmith.model.model_folder import Model, read_model, write_model
 from bertsmith.model.network import Network, build_network
-from bertsmith.model.quantised_folder import is_quantised
 from bertsmith.packed import pack
 from bertsmith.shrink.slicing import KeptUnits, all_units, pruned_network, zero_filled_network
 from tests.lively_networks import lively_network

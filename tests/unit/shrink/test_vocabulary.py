@@ -8,7 +8,7 @@ import transformers
 
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import load
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.packed import pack
 from bertsmith.shrink.slicing import KeptUnits, pruned_network

@@ -8,7 +8,7 @@ import torch
 
 import bertsmith as package
 from bertsmith.core.cache import cached_files
-from bertsmith.model.model_folder import Model, read_model, write_model
+from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.network import new_network
 from bertsmith.studies.blimp import blimp, blimp_report, read_pair_sets
 from tests.command_line import bertsmith, mistake

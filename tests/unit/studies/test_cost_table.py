@@ -184,7 +184,7 @@ def test_models_of_another_task_are_refused_before_anything_is_measured(
 
 
 def test_shared_and_quantised_weights_count_once():
-    from bertsmith.model.quantised_weights import quantised_table
+    from bertsmith.model.inference.quantised_weights import quantised_table
 
     network = build_network(tiny_encoder_config("albert"), {})
     before = count_parameters(network)

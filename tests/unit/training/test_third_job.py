@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
-from bertsmith.model.tensor_files import write_safetensors
+from bertsmith.model.folder.tensor_files import write_safetensors
 from bertsmith.training.budget import Steps
 from bertsmith.training.callbacks import SilentCallback
 from bertsmith.training.checkpoint import latest_state

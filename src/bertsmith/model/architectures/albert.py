@@ -16,10 +16,10 @@ from bertsmith.model.architecture import (
 )
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.transformer import Transformer
+    from bertsmith.model.transformer.transformer import Transformer
 
 
 Sharing = Literal["all", "attention", "ffn"]
@@ -127,7 +127,7 @@ def build_encoder(config: AlbertConfig) -> "Transformer":
     """Narrow embeddings, widened, and as many blocks as there are different ones; some may share parts."""
     from torch import nn
 
-    from bertsmith.model.transformer import Transformer
+    from bertsmith.model.transformer.transformer import Transformer
 
     embeddings = bert.build_embeddings(config, widen=nn.Linear(config.embedding_width, config.width))
     blocks = [bert.build_block(config, number) for number in range(config.blocks)]

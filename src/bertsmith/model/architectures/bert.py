@@ -13,13 +13,13 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, direction_keys
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Reads
-    from bertsmith.model.transformer import Embeddings, PostNormBlock, Transformer
+    from bertsmith.model.transformer.transformer import Embeddings, PostNormBlock, Transformer
 
 # ---- config.json
 
@@ -112,7 +112,7 @@ def dense(inputs: int, outputs: int) -> int:
 
 def build_encoder(config: TransformerConfig) -> "Transformer":
     """An encoder of BERT's parts."""
-    from bertsmith.model.transformer import Transformer
+    from bertsmith.model.transformer.transformer import Transformer
 
     blocks = [build_block(config, number) for number in range(config.layers)]
     return Transformer(build_embeddings(config), blocks, order=range(config.layers))
@@ -124,7 +124,7 @@ def build_embeddings(
     """Word, position and segment tables, and task types where the config has them."""
     from torch import nn
 
-    from bertsmith.model.transformer import Embeddings, PositionTable, SegmentTable, TaskTypeTable
+    from bertsmith.model.transformer.transformer import Embeddings, PositionTable, SegmentTable, TaskTypeTable
 
     width = config.embedding_width
     added: dict[str, PositionTable | SegmentTable | TaskTypeTable] = {
@@ -143,8 +143,14 @@ def build_block(config: TransformerConfig, number: int) -> "PostNormBlock":
     """One post-norm layer."""
     from torch import nn
 
-    from bertsmith.model.attention import AttentionRule
-    from bertsmith.model.transformer import FeedForward, Norms, PostNormBlock, SelfAttention, attention_shape
+    from bertsmith.model.attention.rule import AttentionRule
+    from bertsmith.model.transformer.transformer import (
+        FeedForward,
+        Norms,
+        PostNormBlock,
+        SelfAttention,
+        attention_shape,
+    )
 
     rule = AttentionRule(dropout=config.attention_dropout)
     attention = SelfAttention(attention_shape(config, number), rule=rule)

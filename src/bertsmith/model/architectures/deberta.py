@@ -8,10 +8,10 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, pair_of
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.disentangled_attention import DisentangledEncoder
+    from bertsmith.model.transformer.disentangled import DisentangledEncoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,13 +108,13 @@ def build_encoder(config: DebertaConfig) -> "DisentangledEncoder":
     """BERT's post-norm blocks with disentangled attention, over word vectors alone."""
     from torch import nn
 
-    from bertsmith.model.attention import AttentionRule
-    from bertsmith.model.disentangled_attention import (
+    from bertsmith.model.attention.rule import AttentionRule
+    from bertsmith.model.transformer.disentangled import (
         DisentangledAttention,
         DisentangledEncoder,
         RelativePositions,
     )
-    from bertsmith.model.transformer import (
+    from bertsmith.model.transformer.transformer import (
         Embeddings,
         FeedForward,
         Norms,

@@ -12,7 +12,7 @@ from bertsmith.model.architecture import (
 )
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, EncoderConfig, direction_keys
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     pass

@@ -14,11 +14,11 @@ from bertsmith.model.architecture import (
 )
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import ConfigReader
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.heads import MaskedLanguageHead
-    from bertsmith.model.transformer import Transformer
+    from bertsmith.model.transformer.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ def build_encoder(config: ElectraConfig) -> "Transformer":
     """BERT's encoder; embeddings are widened only where the sizes differ."""
     from torch import nn
 
-    from bertsmith.model.transformer import Transformer
+    from bertsmith.model.transformer.transformer import Transformer
 
     differ = config.embedding_width != config.width
     widen = nn.Linear(config.embedding_width, config.width) if differ else None

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Reads
-    from bertsmith.model.recurrent import RecurrentEncoder
+    from bertsmith.model.recurrent.recurrent_encoder import RecurrentEncoder
 
 DIRECTIONS, GATES = 2, 4
 PARTS = {
@@ -172,7 +172,7 @@ def build_encoder(config: RecurrentConfig) -> "RecurrentEncoder":
     """Word vectors and LSTMs in two directions."""
     from torch import nn
 
-    from bertsmith.model.recurrent import RecurrentEncoder
+    from bertsmith.model.recurrent.recurrent_encoder import RecurrentEncoder
 
     words = nn.Embedding(config.vocabulary, config.half)
     return RecurrentEncoder(words, config.layers, config.cell, dropout=config.dropout)

@@ -6,7 +6,7 @@ from typing import Any
 from bertsmith.model.architecture import Architecture, Pretraining, constant_std
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import ConfigReader
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 
 def read_config(reader: ConfigReader) -> TransformerConfig:

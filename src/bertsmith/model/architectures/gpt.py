@@ -16,11 +16,11 @@ from bertsmith.model.architecture import (
 )
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import MAX_LAYERS, ConfigReader, Direction
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from bertsmith.model.heads import MaskedLanguageHead
-    from bertsmith.model.transformer import PreNormBlock, Transformer
+    from bertsmith.model.transformer.transformer import PreNormBlock, Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ def build_encoder(config: GptConfig) -> "Transformer":
     """Word and position tables, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
-    from bertsmith.model.transformer import Embeddings, PositionTable, Transformer
+    from bertsmith.model.transformer.transformer import Embeddings, PositionTable, Transformer
 
     width = config.width
     words, places = nn.Embedding(config.vocabulary, width), PositionTable(config.positions, width)
@@ -138,8 +138,8 @@ def build_encoder(config: GptConfig) -> "Transformer":
 def _build_block(config: GptConfig, number: int) -> "PreNormBlock":
     from torch import nn
 
-    from bertsmith.model.attention import AttentionRule
-    from bertsmith.model.transformer import (
+    from bertsmith.model.attention.rule import AttentionRule
+    from bertsmith.model.transformer.transformer import (
         FeedForward,
         Norms,
         PreNormBlock,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 from bertsmith.core.errors import UserError
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Names, Pretraining, pair_of
 from bertsmith.model.encoder_config import MAX_LAYERS, OWN_TYPE, ConfigReader, direction_keys
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
     from torch import nn
 
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Reads, Transform
-    from bertsmith.model.transformer import (
+    from bertsmith.model.transformer.transformer import (
         FeedForward,
         GatedFeedForward,
         PreNormBlock,
@@ -254,7 +254,7 @@ def build_encoder(config: ModernBertConfig) -> "Transformer":
     """Word embeddings, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
-    from bertsmith.model.transformer import Embeddings, Transformer
+    from bertsmith.model.transformer.transformer import Embeddings, Transformer
 
     words = nn.Embedding(config.vocabulary, config.width)
     embeddings = Embeddings(words, {}, norm=_norm(config), dropout=config.embedding_dropout)
@@ -267,9 +267,9 @@ def build_encoder(config: ModernBertConfig) -> "Transformer":
 def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     from torch import nn
 
-    from bertsmith.model.attention import EVERYTHING, AttentionRule
-    from bertsmith.model.rotary import NormalisedRotary, Rotary
-    from bertsmith.model.transformer import (
+    from bertsmith.model.attention.rotary import NormalisedRotary, Rotary
+    from bertsmith.model.attention.rule import EVERYTHING, AttentionRule
+    from bertsmith.model.transformer.transformer import (
         Norms,
         PreNormBlock,
         SelfAttention,
@@ -293,7 +293,7 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
 
 
 def _feed_forward(config: ModernBertConfig, layer: int) -> "FeedForward | GatedFeedForward":
-    from bertsmith.model.transformer import FeedForward, GatedFeedForward
+    from bertsmith.model.transformer.transformer import FeedForward, GatedFeedForward
 
     kind, inner = GatedFeedForward if config.gated else FeedForward, config.inner_in(layer)
     return kind(config.width, inner, config.activation, bias=config.inner_bias, dropout=config.dropout)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from bertsmith.model.architecture import Architecture, HeadSpec, InitialRule, Pretraining
 from bertsmith.model.architectures import bert
 from bertsmith.model.encoder_config import ConfigReader
-from bertsmith.model.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 if TYPE_CHECKING:
-    from bertsmith.model.transformer import Transformer
+    from bertsmith.model.transformer.transformer import Transformer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ def count_parameters(config: RobertaConfig) -> int:
 
 def build_encoder(config: RobertaConfig) -> "Transformer":
     """BERT's encoder with shifted positions."""
-    from bertsmith.model.transformer import Transformer
+    from bertsmith.model.transformer.transformer import Transformer
 
     embeddings = bert.build_embeddings(config, first_position=first_position(config))
     blocks = [bert.build_block(config, number) for number in range(config.layers)]

@@ -1,0 +1,122 @@
+"""The fast forms of packed attention and when each is taken: a new kernel is a file and a line in `KERNELS`.
+
+Shapes: T packed tokens, H heads, K head width.
+
+Every form has the signature of `attention.reference_attention` and is tested against it. Those for a CPU and
+for everything else have files of their own; the two variable-length kernels that ship with torch for CUDA,
+flash and efficient, need only the few lines here. `torch.nn.attention.varlen` takes no dropout; the flash
+operator below it does (from torch's CUDA generator), so the operators are called directly. They differentiate
+by themselves.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bertsmith.model.attention.grouped import grouped_attention
+from bertsmith.model.attention.products import product_attention, products_take
+from bertsmith.model.attention.rule import EVERYTHING, Attend, AttentionRule
+from bertsmith.model.attention.short import short_attention, short_takes
+from bertsmith.model.kernels.torch_internals import (
+    PackedSequences,
+    efficient_attention_varlen,
+    flash_attention_varlen,
+)
+from bertsmith.packed import Layout
+
+MAX_FLASH_HEAD_WIDTH = 256
+
+
+def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> bool:
+    """True if the flash kernel can run this query: half precision, Ampere or newer, a known head width."""
+    half = query_THK.dtype in (torch.bfloat16, torch.float16)
+    return half and flash_fits(query_THK.shape[-1], query_THK.device)
+
+
+def flash_fits(head_width: int, device: torch.device) -> bool:
+    """True if the flash kernel supports heads of this width on this GPU, in half precision."""
+    fits = head_width % 8 == 0 and head_width <= MAX_FLASH_HEAD_WIDTH
+    return fits and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def flash_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Flash attention over packed sequences; a window of -1 sees everything, as in ours."""
+    # The kernel rejects a causal flag together with a window: a window that ends at the query says the same.
+    after = 0 if rule.causal else rule.window
+    return flash_attention_varlen(
+        (query_THK, key_THK, value_THK),
+        PackedSequences(layout.starts_S1, layout.longest),
+        dropout=rule.dropout,
+        causal=rule.causal and rule.window == EVERYTHING,
+        window=(rule.window, after),
+    )
+
+
+def efficient_takes(query_THK: Tensor, _layout: Layout, rule: AttentionRule) -> bool:
+    """True if the efficient kernel can run this: not double precision, no window or dropout, aligned heads.
+
+    Its dropout over packed sequences is wrong in torch 2.11: every sequence gets the same mask, and the
+    backward pass another one than the forward.
+    """
+    if rule.dropout or rule.window != EVERYTHING:
+        return False
+    single = query_THK.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return single and query_THK.shape[-1] % 8 == 0
+
+
+def efficient_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
+    operands_1THK = (query_THK[None], key_THK[None], value_THK[None])
+    packed = PackedSequences(layout.starts_S1, layout.longest)
+    return efficient_attention_varlen(operands_1THK, packed, causal=rule.causal)[0]
+
+
+# ---- which form computes what
+
+
+class Kernel(NamedTuple):
+    """One form of attention."""
+
+    device: Literal["cpu", "cuda", "any"]
+    takes: Callable[[Tensor, Layout, AttentionRule], bool]
+    """True if this kernel supports the query and the rule; `KERNELS` is ordered fastest first."""
+    attend: Attend
+
+
+KERNELS = {
+    # Half precision, sequences of up to 128 tokens: a kernel of ours that holds a head of a sequence.
+    "short": Kernel("cuda", short_takes, short_attention),
+    # Half precision, Ampere or newer: the variable-length kernel inside torch.
+    "flash": Kernel("cuda", flash_takes, flash_attention),
+    # Single precision or an older GPU, without dropout or window.
+    "efficient": Kernel("cuda", efficient_takes, efficient_attention),
+    # Training on sequences of up to 128 tokens: one pass of products where the fused kernel needs two.
+    "products": Kernel("cpu", products_take, product_attention),
+    # Everything else, also under torch.compile: sequences of like length are one dense problem.
+    "grouped": Kernel("any", lambda *_: True, grouped_attention),
+}
+"""In order of preference: the first that takes a query computes it. The tests try each where it runs."""
+
+
+def packed_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Each token's mix of the values of its own sequence, by the fastest form that fits."""
+    if rule.backwards:
+        # No kernel looks to the right only, and each can look to the left: the same in the row turned.
+        turned = Layout((query_THK.shape[0] - layout.starts_S1).flip(0), layout.longest)
+        forwards = replace(rule, backwards=False)
+        return packed_attention(query_THK.flip(0), key_THK.flip(0), value_THK.flip(0), turned, forwards).flip(
+            0
+        )
+    for kernel in KERNELS.values():
+        if kernel.device in ("any", query_THK.device.type) and kernel.takes(query_THK, layout, rule):
+            return kernel.attend(query_THK, key_THK, value_THK, layout, rule)
+    raise AssertionError("the last kernel takes everything")

@@ -1,0 +1,157 @@
+"""Attention over sequences of up to 128 tokens on CUDA, in half precision, by one kernel for each pass.
+
+Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
+
+Flash attention is made for sequences that do not fit: it passes over keys block by block, and its backward
+pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels
+here take and give the projection whole, and turn queries and keys to rotary positions on the way, or sum
+up the gradient of the projection's bias. Longer sequences that are not turned go to `tiled.py`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, library, nn
+
+from bertsmith.model.attention import tiled
+from bertsmith.model.attention.rule import EVERYTHING, AttentionRule
+from bertsmith.model.kernels.elementwise import dropout_seed, dropped_values
+from bertsmith.model.kernels.torch_internals import learns_bias
+from bertsmith.model.kernels.triton_ready import needs_operator, triton_runs_on
+from bertsmith.packed import SHORT_LENGTH, Layout
+
+MAX_LENGTH = SHORT_LENGTH
+HEAD_WIDTHS = (16, 32, 64, 128)
+HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
+"""From the first on, a program may have 227 KB of shared memory; from the second on, 99 again."""
+
+
+def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
+    """True if the kernel can run these; of the query's shape only the head width matters."""
+    # The length comes last: elsewhere no graph is to depend on it.
+    return _kernels_take(query, rule) and query.shape[-1] in HEAD_WIDTHS and layout.longest <= MAX_LENGTH
+
+
+def within_takes(query: Tensor, layout: Layout, rule: AttentionRule, *, turned: bool) -> bool:
+    """True if `attend_within` can run these: without rotary positions it has kernels for more tokens."""
+    if short_takes(query, layout, rule):
+        return True
+    fits = not turned and query.shape[-1] in tiled.HEAD_WIDTHS
+    return fits and _kernels_take(query, rule) and layout.longest <= tiled.MAX_LENGTH
+
+
+def _kernels_take(query: Tensor, rule: AttentionRule) -> bool:
+    """True if there are kernels for this type, rule and GPU."""
+    half = query.dtype in (torch.bfloat16, torch.float16)
+    everything = not rule.causal and rule.window == EVERYTHING
+    if not (half and everything and triton_runs_on(query.device)):
+        return False
+    return HOPPER <= torch.cuda.get_device_capability(query.device) < SMALL_BLACKWELL
+
+
+def sums_bias_of(
+    linear: nn.Module, values_TD: Tensor, head_width: int, layout: Layout, rule: AttentionRule
+) -> bool:
+    """True if the kernel can run the projection of these, and should sum the gradient of its bias."""
+    if not (learns_bias(linear) and triton_runs_on(values_TD.device)):
+        return False
+    device = values_TD.device.type
+    cast = torch.is_autocast_enabled(device) and values_TD.dtype != torch.float64
+    dtype = torch.get_autocast_dtype(device) if cast else values_TD.dtype
+    return within_takes(values_TD.new_empty((0, head_width), dtype=dtype), layout, rule, turned=False)
+
+
+def short_attention(
+    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
+) -> Tensor:
+    """Each token's mix of the values of its own sequence, where the three do not lie in one projection."""
+    return attend_within(torch.stack((query_THK, key_THK, value_THK), dim=1), layout, rule)
+
+
+def attend_within(
+    projected_T3HK: Tensor,
+    layout: Layout,
+    rule: AttentionRule,
+    turns_TF: tuple[Tensor, Tensor] | None = None,
+    bias: Tensor | None = None,
+) -> Tensor:
+    """Compute attention from a whole projection, of which nothing is copied in either pass.
+
+    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would. A bias is one
+    that the projection has without its gradient, which is summed here: a pass less over the projection's.
+    """
+    dropped = dropped_values(rule.dropout)
+    seed = dropout_seed(projected_T3HK.device) if dropped else None
+    if layout.longest > MAX_LENGTH:
+        assert turns_TF is None, "longer sequences are not turned inside of a kernel"
+        return tiled.attend_in_tiles(projected_T3HK, layout, dropped=dropped, seed=seed, bias=bias)
+    forward = _forward_operator if needs_operator() else _forward
+    cosine_TF, sine_TF = turns_TF or (None, None)
+    operands = (projected_T3HK, cosine_TF, sine_TF, layout.starts_S1, seed, bias)
+    mixed_THK: Tensor = forward(*operands, layout.longest, dropped)
+    return mixed_THK
+
+
+def _forward(  # noqa: PLR0913 - an operator takes tensors and numbers
+    projected: Tensor,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+    starts: Tensor,
+    seed: Tensor | None,
+    bias: Tensor | None,  # noqa: ARG001 - the projection has it already; the backward pass gives its gradient
+    longest: int,
+    dropped: int,
+) -> Tensor:
+    from bertsmith.model.attention.short_triton import forward
+
+    operands = (projected.contiguous(), (cosine, sine), starts, seed)
+    return forward(operands, longest=longest, dropped=dropped)
+
+
+_forward_operator = library.custom_op("bertsmith::short_attention", _forward, mutates_args=())
+
+
+@_forward_operator.register_fake
+def _forward_shape(projected: Tensor, *_: object) -> Tensor:
+    return projected.new_empty((projected.shape[0], *projected.shape[2:]))
+
+
+@library.custom_op("bertsmith::short_attention_backward", mutates_args=())
+def _backward(  # noqa: PLR0913
+    gradient: Tensor,
+    projected: Tensor,
+    cosine: Tensor | None,
+    sine: Tensor | None,
+    starts: Tensor,
+    seed: Tensor | None,
+    longest: int,
+    dropped: int,
+    summed: bool,
+) -> tuple[Tensor, Tensor]:
+    from bertsmith.model.attention.short_triton import backward
+
+    operands = (projected.contiguous(), (cosine, sine), starts, seed)
+    return backward(gradient.contiguous(), operands, longest=longest, dropped=dropped, summed=summed)
+
+
+@_backward.register_fake
+def _backward_shapes(_gradient: Tensor, projected: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    sums = projected.new_empty(projected.shape[1:], dtype=torch.float32)
+    return projected.new_empty(projected.shape), sums
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - torch's signature
+    *tensors, bias, ctx.longest, ctx.dropped = inputs
+    ctx.bias_type = None if bias is None else bias.dtype
+    ctx.save_for_backward(*tensors)
+
+
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: where layers are recomputed, a second reading is an error
+    asked = ctx.needs_input_grad[len(saved)]  # the bias, behind them
+    to_projected, sums = _backward(gradient, *saved, ctx.longest, ctx.dropped, asked)
+    to_bias = sums.flatten().to(ctx.bias_type) if asked else None
+    return to_projected, None, None, None, None, to_bias, None, None
+
+
+_forward_operator.register_autograd(_gradients, setup_context=_keep)

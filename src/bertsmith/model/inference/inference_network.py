@@ -1,0 +1,317 @@
+"""The inference network of a CPU: the same layers, with weights that are packed once or rounded to 8 bits.
+
+Shapes: T packed tokens, R rows of them that are wanted, I inputs, O outputs, H heads, K head width, D model
+width, V words, E embedding width.
+
+What learns and what predicts are two networks over the same weights. Read from top to bottom: a block of
+four linear layers (`inference_linear`), the networks that are made of such blocks, and the calibration of
+their inputs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from bertsmith.model.attention.rule import Attend
+from bertsmith.model.encoder import ALL, Rows
+from bertsmith.model.heads import OutputHead
+from bertsmith.model.inference.inference_linear import (
+    FUSED,
+    Activation,
+    AdaptedLinear,
+    FourBitLinear,
+    InferenceLinear,
+    Int8Linear,
+    PackedLinear,
+    SignedInt8Linear,
+    can_pack,
+    takes_4bit_products,
+)
+from bertsmith.model.inference.quantised_weights import (
+    InputRange,
+    QuantisedEmbedding,
+    QuantisedLinear,
+    in_steps,
+    smoothed,
+)
+from bertsmith.model.kernels.torch_internals import ON_ARM
+from bertsmith.model.lora import LoraLinear, with_shared_weights
+from bertsmith.model.network import Network
+from bertsmith.model.transformer.transformer import (
+    Block,
+    Embeddings,
+    GatedFeedForward,
+    PostNormBlock,
+    PreNormBlock,
+    SelfAttention,
+    Transformer,
+)
+from bertsmith.packed import PackedBatch
+
+# ---- a block of four linear layers
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLinears:
+    """The four linear layers of a block."""
+
+    project: InferenceLinear
+    output: InferenceLinear
+    expand: InferenceLinear
+    contract: InferenceLinear
+
+    def in_order(self) -> tuple[InferenceLinear, ...]:
+        """Return the layers in the order of `linears_of`."""
+        return self.project, self.output, self.expand, self.contract
+
+
+class InferenceBlock(nn.Module):
+    """One layer that cannot learn any more; where its norms stand is said by those below."""
+
+    def __init__(self, block: Block, linears: BlockLinears) -> None:
+        super().__init__()
+        self.heads, self.rule = block.attention.heads, block.attention.rule
+        self.rotary = block.attention.rotary
+        self.attention_norm, self.feed_forward_norm = block.attention_norm, block.feed_forward_norm
+        feed_forward = block.feed_forward
+        self.gated = isinstance(feed_forward, GatedFeedForward)
+        self.activation = Activation(feed_forward.activation_name, feed_forward.activation)
+        self.linears = linears
+
+    def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
+        """Return the output of the heads [T, D], before the output layer."""
+        projected = self.linears.project(hidden_TD)
+        query_THK, key_THK, value_THK = projected.view(len(projected), 3, self.heads, -1).unbind(1)
+        if self.rotary is not None:
+            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
+        return attend(query_THK, key_THK, value_THK, batch.layout, self.rule).flatten(1)
+
+    def inner(self, hidden_RD: Tensor) -> Tensor:
+        """Return the input of the feed-forward's last layer [R, I]."""
+        if not self.gated:
+            return self.linears.expand.activated(hidden_RD, self.activation)
+        inner, gate = self.linears.expand(hidden_RD).chunk(2, dim=-1)
+        return self.activation.function(inner) * gate
+
+
+class PostNormInferenceBlock(InferenceBlock):
+    """A layer of BERT's make."""
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        mixed_RD = self.mixed(hidden_TD, batch, attend)[rows]
+        hidden_RD = self.attention_norm(self.linears.output.plus(mixed_RD, hidden_TD[rows]))
+        added_RD = self.linears.contract.plus(self.inner(hidden_RD), hidden_RD)
+        output_RD: Tensor = self.feed_forward_norm(added_RD)
+        return output_RD
+
+
+class PreNormInferenceBlock(InferenceBlock):
+    """A layer of ModernBERT's make."""
+
+    def __init__(self, block: PreNormBlock, linears: BlockLinears) -> None:
+        super().__init__(block, linears)
+        self.attention_output_norm = block.attention_output_norm
+        self.feed_forward_output_norm = block.feed_forward_output_norm
+
+    def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
+        mixed_RD = self.mixed(self.attention_norm(hidden_TD), batch, attend)[rows]
+        hidden_RD = _plus(self.linears.output, self.attention_output_norm, mixed_RD, hidden_TD[rows])
+        inner_RI = self.inner(self.feed_forward_norm(hidden_RD))
+        return _plus(self.linears.contract, self.feed_forward_output_norm, inner_RI, hidden_RD)
+
+
+def _plus(linear: InferenceLinear, norm: nn.Module, values: Tensor, residual_RD: Tensor) -> Tensor:
+    """Return the outputs of a layer, normalised in a sandwich, plus the residual."""
+    if isinstance(norm, nn.Identity):
+        return linear.plus(values, residual_RD)
+    added_RD: Tensor = norm(linear(values))
+    return residual_RD + added_RD
+
+
+INFERENCE_BLOCKS: dict[type[nn.Module], Callable[..., InferenceBlock]] = {
+    PostNormBlock: PostNormInferenceBlock,
+    PreNormBlock: PreNormInferenceBlock,
+}
+
+
+def convertible_blocks(network: Network) -> list[Block]:
+    """The blocks of a network, or none where some are of another make."""
+    encoder = network.encoder
+    blocks = encoder.own_blocks() if isinstance(encoder, Transformer) else []
+    plain = all(type(each) in INFERENCE_BLOCKS and type(each.attention) is SelfAttention for each in blocks)
+    return blocks if plain else []
+
+
+def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+    """Project, output, expand, contract."""
+    attention, feed_forward = block.attention, block.feed_forward
+    return attention.project, attention.output, feed_forward.expand, feed_forward.contract
+
+
+# ---- a network of such blocks
+
+
+def computes_in_4_bits(network: Network) -> bool:
+    """True if a CPU multiplies the 4-bit weights of all layers as 4-bit numbers."""
+    linears = [linear for block in convertible_blocks(network) for linear in linears_of(block)]
+    return bool(linears) and all(map(takes_4bit_products, linears))
+
+
+def is_for_memory(blocks: Sequence[Block]) -> bool:
+    """True if the blocks have weights of few bits that must stay small: packed ones would not."""
+    linears = (linear for block in blocks for linear in linears_of(block))
+    return any(isinstance(linear, QuantisedLinear) and linear.steps is None for linear in linears)
+
+
+def packed_network(network: Network, over: Network | None = None) -> Network:
+    """Return the network with packed weights if its layers and its precision allow it, else itself.
+
+    Adapters are computed beside packed weights: those of `over`, the packed network of their base, which are
+    then held once, or their own.
+    """
+    blocks = convertible_blocks(network)
+    if computes_in_4_bits(network):
+        four = ((block, BlockLinears(*map(FourBitLinear, linears_of(block)))) for block in blocks)  # type: ignore[arg-type]
+        return _with_blocks(network, four)  # the word table stays small, too
+    if not blocks or is_for_memory(blocks) or not can_pack(blocks[0].attention.project.weight.dtype):
+        return network
+    converted = []
+    for number, block in enumerate(blocks):
+        base = None if over is None else over.encoder.get_submodule(f"blocks.{number}")
+        linears = linears_of(block)
+        if isinstance(base, InferenceBlock):
+            frozen = base.linears.in_order()
+        else:
+            frozen = tuple(map(PackedLinear, linears))
+        beside = (
+            AdaptedLinear(linear, packed) if isinstance(linear, LoraLinear) else packed
+            for linear, packed in zip(linears, frozen, strict=True)
+        )
+        converted.append((block, BlockLinears(*beside)))
+    return _with_real_table(_with_blocks(network, converted))
+
+
+def int8_network(network: Network, weights: Sequence[QuantisedLinear], dtype: torch.dtype) -> Network:
+    """Return the network with 8-bit products by these weights of its layers; the rest is in `dtype`."""
+    form = SignedInt8Linear if ON_ARM else Int8Linear
+    linears = []
+    for first in range(0, len(weights), 4):
+        project, output, expand, contract = weights[first : first + 4]
+        assert contract.steps is not None, "it was calibrated"
+        # The layer in the middle gives its activation already rounded, as the last one reads it: that spares
+        # the widest values of a block a pass in full precision.
+        between = contract.steps if contract.steps.dtype == torch.uint8 else None
+        linears.append(
+            BlockLinears(
+                project=form(project, dtype),
+                output=form(output, dtype),
+                expand=form(expand, dtype, to=between),
+                contract=form(contract, dtype),
+            )
+        )
+    rest = deepcopy(network).to(dtype)  # the one that was read is what `save` writes
+    for name, head in network.heads.items():
+        if isinstance(head, OutputHead):
+            rest.heads[name].output = head.output
+    return _with_real_table(_with_blocks(rest, zip(convertible_blocks(rest), linears, strict=True)))
+
+
+def real_network(network: Network) -> Network:
+    """The network with real weights in place of calibrated ones, for devices without such products."""
+    if not stored_weights(network):
+        return network
+    real = with_shared_weights(network)
+    real.encoder.put_linears(_real(each.linear) for each in real.encoder.linears())
+    if isinstance(real.encoder.words, QuantisedEmbedding):
+        real.encoder.put_words(_real_table(real.encoder.words))
+    return real.eval()
+
+
+def _real(linear: nn.Linear) -> nn.Linear:
+    """A plain layer that gives the same; of layers that share a weight, each is given its own."""
+    weight_OI = linear.weight
+    plain = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
+    plain.weight = nn.Parameter(weight_OI, requires_grad=False)
+    plain.register_parameter("bias", linear.bias)
+    return plain
+
+
+def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]]) -> Network:
+    encoder = network.encoder
+    assert isinstance(encoder, Transformer), "others have no blocks"
+    converted = Transformer(
+        encoder.embeddings,
+        [INFERENCE_BLOCKS[type(block)](block, linears) for block, linears in layers],
+        order=encoder.order,
+        final_norm=encoder.final_norm,
+        sentence=encoder.sentence,
+    )
+    converted.direction = encoder.direction
+    return Network(network.config, converted, dict(network.heads.items())).eval()
+
+
+def _with_real_table(network: Network) -> Network:
+    """The network, whose word table now holds real numbers."""
+    encoder = network.encoder
+    assert isinstance(encoder, Transformer), "others have no blocks"
+    if isinstance(encoder.words, QuantisedEmbedding):
+        embeddings, table = encoder.embeddings, _real_table(encoder.words)
+        widen = embeddings.widen if isinstance(embeddings.widen, nn.Linear) else None
+        added, norm, dropout = dict(embeddings.added.items()), embeddings.norm, embeddings.dropout.p
+        # Others of its own: those of the network that was read stay as they are.
+        encoder.embeddings = Embeddings(table, added, norm=norm, dropout=dropout, widen=widen)  # type: ignore[arg-type]
+    return network.eval()
+
+
+def _real_table(words: QuantisedEmbedding) -> nn.Embedding:
+    """A table of real numbers: 8-bit ones would be scaled at each look-up."""
+    weight_VE = words.weight
+    return nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
+
+
+# ---- what a network's weights are for 8-bit products
+
+
+def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[QuantisedLinear]:
+    """The weights of its linear layers for 8-bit products, by the inputs that these have in these batches."""
+    layers = network.encoder.linears()
+    with _observed([each.linear for each in layers]) as seen, torch.no_grad():
+        for batch in batches:
+            network(batch)
+    return [
+        in_steps(each.linear, seen[each.linear].steps())
+        if each.activation in FUSED
+        else smoothed(each.linear, seen[each.linear])
+        for each in layers
+    ]
+
+
+@contextmanager
+def _observed(linears: list[nn.Linear]) -> Iterator[dict[nn.Linear, InputRange]]:
+    """The inputs of each linear layer meanwhile; a layer that runs several times is seen as one (ALBERT)."""
+    seen: dict[nn.Linear, InputRange] = {}
+
+    def observe(linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(linear, nn.Linear), "only these are observed"
+        values_TI = inputs[0]
+        lowest, highest = float(values_TI.min()), float(values_TI.max())
+        now = InputRange(lowest, highest, values_TI.abs().amax(0))
+        seen[linear] = seen[linear].joined(now) if linear in seen else now
+
+    hooks = [linear.register_forward_pre_hook(observe) for linear in linears]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def stored_weights(network: Network) -> list[QuantisedLinear]:
+    """The weights of its linear layers that were calibrated before; none where some were not."""
+    layers = [each.linear for each in network.encoder.linears()]
+    found = [each for each in layers if isinstance(each, QuantisedLinear) and each.steps is not None]
+    return found if len(found) == len(layers) else []
