@@ -14,8 +14,8 @@ from pathlib import Path
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import (
+    EXAMPLES,
     Assignment,
-    check_same_examples,
     check_same_run,
     finetuning_folder,
     hashes_of,
@@ -169,7 +169,7 @@ class FinetuningRequest:
     def check_same_run(self) -> None:
         """Raise if the folder contains another run, one on other examples, or anything but a run."""
         check_same_run(self.assignment)
-        check_same_examples(self.folder, self._hashes)
+        self.folder.check_same_run({EXAMPLES: self._hashes})
 
     def goes_on(self) -> bool:
         """True if a finished run has more epochs now."""
@@ -230,7 +230,7 @@ class FinetuningRequest:
     def _check_state(self, ends: "Ends") -> None:
         """Raise if a run cannot be lengthened because its last state is damaged."""
         if self.goes_on() and not ends.lengthened:
-            remedy = f"train its model further: --model {self.folder.path} --out NEW --epochs MORE"
+            remedy = f"train its model further: `model={self.folder.path}` `out=NEW` `run.epochs=MORE`"
             raise UserError("its last state is damaged", where=str(self.folder.checkpoints), remedy=remedy)
 
     def _report_splits(self, callback: ProgressCallback) -> None:

@@ -14,7 +14,6 @@ from bertsmith.core.files import atomic_path, read_json, write_json
 from bertsmith.finetuning.assignment import (
     EXAMPLES,
     Assignment,
-    check_same_examples,
     hashes_of,
 )
 from bertsmith.finetuning.finetune import FinetuningResult, finetune
@@ -27,7 +26,6 @@ from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.shrink.slicing import blocks_to_prune
 from bertsmith.studies.pruning import (
     Metrics,
-    check_same_request,
     copy_model,
     plain_request,
     write_pruned,
@@ -116,13 +114,14 @@ def prune_by_magnitude(request: MagnitudeRequest, callback: ProgressCallback) ->
     """Prune to each sparsity; a job in the folder resumes, or is reported if it is finished."""
     refuse_several_processes("pruning has one process")
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
-    check_same_request(folder, asked := request.to_json())
+    folder.check_same_run(asked := request.to_json())
     splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
-    check_same_examples(folder, hashes := hashes_of(splits.limited(request.recipe.run.limit).splits))
+    splits = splits.limited(request.recipe.run.limit)
+    folder.check_same_run(hashes := {EXAMPLES: hashes_of(splits.splits)})
     if not folder.finished:
         blocks_to_prune(load(request.model, device="cpu").model.network)
         with folder.locked(), StopRequested(callback.on_signal) as stop:
-            write_json(folder.config, {**asked, EXAMPLES: hashes})
+            write_json(folder.config, {**asked, **hashes})
             job = _Job(request, callback, stop)
             if request.recipe.sparse.gradual != "off":
                 job.gradual()
@@ -234,7 +233,7 @@ def _pruned(folder: Path, trained: Path, sparsity: float, early: Path | None) ->
         weights = prunable_weights(network)
         masks = magnitude_masks(weights, sparsity)
         if early is not None:
-            network.load_state_dict(read_safetensors(early, remedy="give --out a new folder"))
+            network.load_state_dict(read_safetensors(early, remedy="give `out` a new folder"))
         apply_masks(weights, masks)
         write_pruned(folder, bert, network)
     return folder
