@@ -72,7 +72,7 @@ def export(
 
     if everything and step is not None:
         raise UserError(
-            "--step and --all exclude each other", where="--step and --all", remedy="give one of the two"
+            "--step and --all exclude each other", where="`step` and `all`", remedy="give one of the two"
         )
     steps = [kept.step for kept in kept_checkpoints(run)]
     chosen = steps if everything else [steps[-1] if step is None else step]

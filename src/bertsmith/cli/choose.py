@@ -79,7 +79,7 @@ def choose(
     if context == str(STANDARD_INPUT) and not options and source is None:
         context, source = None, STANDARD_INPUT
     if (context is None) == (source is None):
-        remedy = "give a context and its options, or --input FILE"
+        remedy = "give a context and its options, or `input=FILE`"
         raise UserError("nothing to choose among", remedy=remedy)
     if source is not None:
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
@@ -116,7 +116,7 @@ def questions_of(source: TextSource, options: str) -> Iterator[ChoiceQuestion]:
         remedy = "give both, or neither for a file of lines"
         raise UserError(
             "a table needs columns of the context and the options",
-            where="--text and --options",
+            where="`text` and `options`",
             remedy=remedy,
         )
     columns = tuple(name.strip() for name in options.split(","))

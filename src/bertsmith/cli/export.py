@@ -49,11 +49,11 @@ def export(
     """
     if (onnx is None) == (transformers is None):
         what = "the target is missing" if onnx is None else "they exclude each other"
-        raise UserError(what, where="--onnx, --transformers", remedy="give one of the two")
+        raise UserError(what, where="`onnx`, `transformers`", remedy="give one of the two")
     if transformers is not None:
         if precision is not None:
-            what, remedy = "weights are exported unchanged for transformers", "remove it, or give --onnx"
-            raise UserError(what, where="--precision", remedy=remedy)
+            what, remedy = "weights are exported unchanged for transformers", "remove it, or give `onnx`"
+            raise UserError(what, key="precision", remedy=remedy)
         _export_transformers(model, transformers, base, as_json=as_json)
         return
     assert onnx is not None, "one of the two was given"

@@ -80,7 +80,7 @@ def inspect(
     from bertsmith.tasks.inspection import inspect_files
 
     if file is not None and data is not None:
-        raise UserError("give exactly one data set", where="FILE and --data", remedy="remove one of them")
+        raise UserError("give exactly one data set", where="FILE and `data`", remedy="remove one of them")
     if task:
         task_and_files = _published(task, data or file)
     else:
@@ -101,7 +101,7 @@ def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
 
     task = task_named(name)
     if data is None:
-        raise UserError("missing data", remedy=f"give the folder of {task.title}: --data FOLDER")
+        raise UserError("missing data", remedy=f"give the folder of {task.title}: `data=FOLDER`")
     splits = [split for split in SPLITS if split in task.splits]
     if data.is_file():
         # A file's name gives its split; a file with any other name is to be predicted, labelled or not.
@@ -117,13 +117,13 @@ def _own(
 
     places = {split: file for split, file in files.items() if file is not None}
     if "train" not in places or not spec.text:
-        remedy = "give FILE --text COLUMN --label COLUMN, or --task TASK --data FOLDER"
+        remedy = "give FILE `text=COLUMN` `label=COLUMN`, or `task=TASK` `data=FOLDER`"
         raise UserError("missing data set", remedy=remedy)
     main = places["train"]
     if not spec.label:
         if len(places) > 1 or main.is_dir():
-            remedy = "add --label COLUMN, or give one file"
-            raise UserError("a training set needs a label column", where="--text", remedy=remedy)
+            remedy = "add `label=COLUMN`, or give one file"
+            raise UserError("a training set needs a label column", key="text", remedy=remedy)
         return custom_task(spec, form), {"test": main}
     if "dev" in places or has_own_dev(main):
         spec = replace(spec, dev_fraction=0.0)

@@ -109,7 +109,7 @@ def show(out: Path, report: "VocabularyReport", seconds: float) -> None:
     facts += [("pieces", f"{report.pieces:,}, {report.alphabet:,} of them single characters")]
     if report.pieces < report.pieces_asked_for:
         # A unigram vocabulary does not join pairs, so that --min-count does not apply.
-        remedy = "give more text, or a lower --min-count if pairs are joined"
+        remedy = "give more text, or a lower `min_count` if pairs are joined"
         why = f"all other pieces are too rare; {remedy}"
         facts += [("", f"fewer than {report.pieces_asked_for:,}: {why}")]
     facts += [

@@ -171,7 +171,7 @@ def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
     elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
         what, remedy = "is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"
     elif start.startswith(b"PAR1"):
-        what, remedy = "is a Parquet file", "use --format parquet"
+        what, remedy = "is a Parquet file", "use `format=parquet`"
     if what:
         raise UserError(what, where=name, remedy=remedy)
     mark = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
@@ -206,7 +206,7 @@ def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: 
             if layout != "text":
                 what = f"has a record longer than {RECORD_BYTES >> 20} MiB"
                 raise UserError(
-                    what, where=stream.source, remedy="check the file, or choose another --format"
+                    what, where=stream.source, remedy="check the file, or choose another `format`"
                 )
             # A giant document would load the whole stream into memory. So the block ends before it, and if
             # the block contains nothing else, the document itself is cut.
@@ -252,11 +252,11 @@ def text_batches(file: Any, path: Path, column: str) -> Iterator[list[bytes]]:
 
     names = file.schema_arrow.names
     if column not in names:
-        remedy = f"choose one of its columns with --text: {', '.join(names)}"
+        remedy = f"choose one of its columns with `text`: {', '.join(names)}"
         raise UserError(f"lacks the column {column!r}", where=str(path), remedy=remedy)
     if not _holds_text(file.schema_arrow.field(column).type):
         raise UserError(
-            f"column {column!r} is not text", where=str(path), remedy="choose another with --text"
+            f"column {column!r} is not text", where=str(path), remedy="choose another with `text`"
         )
     # As bytes: the caller decodes the text, and reports the row of invalid UTF-8.
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
@@ -278,7 +278,7 @@ def _opened(path: Path) -> Iterator[Any]:
     except (ArrowException, OSError, ValueError) as error:
         what = f"is not a whole Parquet file ({error})"
         raise UserError(
-            what, where=str(path), remedy="download it again, or choose another --format"
+            what, where=str(path), remedy="download it again, or choose another `format`"
         ) from error
 
 

@@ -231,7 +231,7 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
     if config.kind.linear_problem is None:
         if asked:
             what = f"the scores of a {config.kind.name} head compete: a linear optimum does not exist"
-            raise UserError(what, where="head.weights", remedy="keep it at fresh")
+            raise UserError(what, key="head.weights", remedy="keep it at fresh")
         return False
     if recipe.head.encoder == "frozen-linear":
         return not recipe.distill.teachers
@@ -326,4 +326,4 @@ def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None
     for key, (needed, instead) in needs.items():
         if needed and not splits.evaluation_names:
             what = "needs a development set, which is missing"
-            raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")
+            raise UserError(what, key=key, remedy=f"add its file, or `{key}={instead}`")

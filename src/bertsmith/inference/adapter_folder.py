@@ -149,7 +149,7 @@ def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
 def _named_base(folder: Path) -> Path:
     config_file = folder / ADAPTER_CONFIG
     named = str(read_json(config_file, remedy=BROKEN).get("base_model_name_or_path") or "")
-    remedy = "pass --base FOLDER (in Python base=), or set base_model_name_or_path in this file"
+    remedy = "pass `base=FOLDER`, or set base_model_name_or_path in this file"
     if not named:
         raise UserError("does not name a base model", where=str(config_file), remedy=remedy)
     own = embedded_models()
@@ -217,7 +217,7 @@ def _check_base(base: Model, adapter: Adapter) -> None:
         raise UserError("quantised weights do not support adapters", where=str(adapter.folder), remedy=remedy)
     if adapter.base_fingerprint not in ("", fingerprint(base.network)):
         what = "the adapter was trained over another base: the weights differ"
-        remedy = "give the base that the adapter was trained over, with --base"
+        remedy = "give the base that the adapter was trained over, with `base`"
         raise UserError(what, where=str(adapter.folder), remedy=remedy)
 
 
@@ -239,7 +239,7 @@ def _sorted_tensors(
         layer = next((each for each in (found["layer"], prefix + found["layer"]) if each in layers), None)
         if layer is None:
             what = f"{found['layer']} is not a linear layer of the base, a {network.config.model_type} model"
-            remedy = "give the base that the adapter was trained over, with --base"
+            remedy = "give the base that the adapter was trained over, with `base`"
             raise UserError(what, where=str(adapter.weights_file), remedy=remedy)
         low_rank.setdefault(layer, {})[found["part"]] = tensor
     return low_rank, whole
@@ -259,7 +259,7 @@ def _adapters(
         rank = next(iter(shapes.get("A", ())), 0)
         if shapes != {"A": [rank, inputs], "B": [outputs, rank]} or not rank:
             what = f"A and B of {name} have the shapes {shapes}, but the layer is {outputs} x {inputs}"
-            remedy = "give the base that the adapter was trained over, with --base"
+            remedy = "give the base that the adapter was trained over, with `base`"
             raise UserError(what, where=str(adapter.weights_file), remedy=remedy)
         shape = LoraShape(rank, alpha, rank_stabilized=stabilized)
         low = LowRank(parts["A"].to(like), parts["B"].to(like), scaling=shape.scaling)
@@ -281,7 +281,7 @@ def _wanted_heads(
         return architecture.classes.get(str(published_class), ())
     if head not in architecture.heads:
         what = f"{architecture.model_type} models lack the {head} head that the adapter was trained with"
-        remedy = "give the base that the adapter was trained over, with --base"
+        remedy = "give the base that the adapter was trained over, with `base`"
         raise UserError(what, where=str(adapter.folder), remedy=remedy)
     return (head, *architecture.heads[head].needs)
 

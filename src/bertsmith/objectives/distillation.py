@@ -228,7 +228,7 @@ def check_reads_masks(network: Network) -> None:
         what = (
             "a student and its teacher are compared at masked words, but one of them predicts words elsewhere"
         )
-        raise UserError(what, where="distill.teacher", remedy="use models that were trained with masks")
+        raise UserError(what, key="distill.teacher", remedy="use models that were trained with masks")
 
 
 def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: DistillSection) -> None:
@@ -239,11 +239,11 @@ def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: Di
     if not (student.plain_attention and teacher.plain_attention):
         what = "a DeBERTa's attention is not a product of only queries and keys"
         remedy = "set distill.attention_weight and distill.relation_weight to 0"
-        raise UserError(what, where="distill.relation_weight", remedy=remedy)
+        raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if student.layer_heads or teacher.layer_heads:
         what = "a model with pruned heads cannot be compared with another model's heads"
         remedy = "set distill.attention_weight and distill.relation_weight to 0"
-        raise UserError(what, where="distill.relation_weight", remedy=remedy)
+        raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if distill.relation_heads == "heads":
         if student.heads != teacher.heads:
             what = f"the student has {student.heads} heads, but the teacher has {teacher.heads}"

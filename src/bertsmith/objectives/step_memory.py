@@ -102,7 +102,7 @@ def _does_not_fit(load: TrainingLoad, usable: int) -> DoesNotFit:
         less = "" if load.recompute else "set run.recompute = true, "
         remedy = f"{less}shorten examples.stages or use a smaller model (model.layers, model.width)"
     return DoesNotFit(
-        f"{what}, and {gibibytes(usable)} are available", where="batch.micro_tokens", remedy=remedy
+        f"{what}, and {gibibytes(usable)} are available", key="batch.micro_tokens", remedy=remedy
     )
 
 

@@ -73,14 +73,14 @@ def _albert_config(config: EncoderConfig, shape: SharedShape) -> AlbertConfig:
     if config.model_type != "bert" or config.own_keys():
         kind = "it is pruned" if config.model_type == "bert" else f"its type is {config.model_type}"
         what = f"{kind}, but only a BERT with layers of equal shape can become an ALBERT"
-        raise UserError(what, where="--model", remedy="pre-train an ALBERT (model.sharing) or distil one")
-    for option, given, most in (
-        ("--groups", shape.groups, config.layers),
-        ("--embedding-width", shape.embedding_width or config.width, config.width),
+        raise UserError(what, key="model", remedy="pre-train an ALBERT (model.sharing) or distil one")
+    for key, given, most in (
+        ("groups", shape.groups, config.layers),
+        ("embedding_width", shape.embedding_width or config.width, config.width),
     ):
         if not 1 <= given <= most:
             raise UserError(
-                f"{given} is not a possible value", where=option, remedy=f"give a number from 1 to {most}"
+                f"{given} is not a possible value", key=key, remedy=f"give a number from 1 to {most}"
             )
     own = {
         "model_type": "albert",

@@ -219,7 +219,11 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
     ("task", "words", "told"),
     [
         ("squad", (), "--quick: SQuAD 1.1 does not have a linear head to solve; remove it"),
-        ("sst2", ("--minutes", "1"), "--quick --minutes: --quick does not take steps; remove one of them"),
+        (
+            "sst2",
+            ("--minutes", "1"),
+            "--quick --minutes: a head that is solved does not take steps; remove one of them",
+        ),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; leave --seeds"),
         ("sst2", ("--search", "3"), "--quick --search: a solved head is the same in every run"),
     ],
@@ -382,7 +386,7 @@ MISTAKES = {
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
         "there is nothing to learn: the examples have only the label 'x'",
     ),
-    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "--set text.longest=128"),
+    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "set --max-length 128"),
 }
 
 

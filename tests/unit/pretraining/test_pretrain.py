@@ -152,7 +152,7 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     assert snapshot(finished) == before
     assert listener.notes == [
         f"{finished} is already finished: there is nothing to do",
-        f"to continue from its model: --from {finished / 'model'} and a new --out",
+        f"to continue from its model: `start.model={finished / 'model'}` and a new `out`",
     ]
     assert (result.state, result.steps) == ("finished", 8)
     last = metrics_of(finished, "held-out")[-1]

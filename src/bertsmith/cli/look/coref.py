@@ -51,7 +51,7 @@ def coref(
     chosen_on = scored if choose_on is None else questions_of(bert, choose_on, longest)
     if chosen_on.kinds != scored.kinds:
         raise UserError(
-            "has another format than --data", where=str(choose_on), remedy="give two files of one format"
+            "has another format than `data`", where=str(choose_on), remedy="give two files of one format"
         )
     study = partial(study_coreference, scored=scored, chosen_on=chosen_on, seed=seed)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)

@@ -77,7 +77,7 @@ def changes(
 def _checked(out: Path) -> Path:
     if out.suffix.lower() != ".png":
         raise UserError(
-            "is not the name of a picture", where=f"--out {out}", remedy="use a file name that ends in .png"
+            "is not the name of a picture", where=f"`out={out}`", remedy="use a file name that ends in .png"
         )
     return out
 
