@@ -119,7 +119,7 @@ FAULTS: list[tuple[Spoil, str]] = [
     ),
     (
         edited(makers.albert_unigram, lambda parts: specials(parts).pop("[SEP]")),
-        "tokenizer.json: its template names .*, none of its special_tokens",
+        "tokenizer.json: its template names .*, not one of its special_tokens",
     ),
     (
         edited(makers.uncased_wordpiece, lambda parts: parts["model"]["vocab"].update(iron=9)),
