@@ -23,7 +23,7 @@ def prune(
     model: Annotated[Path, Option(help="Fine-tuned model: the folder of a run, or a model folder.")],
     data: Annotated[Path, Option(help="The task's folder, or its file.")],
     out: Annotated[Path, Option(help="Folder to write; a job that was stopped resumes there.")],
-    task: Annotated[str, Option(help="The task; by default the one that the model was fine-tuned for.")] = "",
+    task: Annotated[str, Option(help="The task; by default the task of the model.")] = "",
     heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0,
     ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0,
     widths: Annotated[

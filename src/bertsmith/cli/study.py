@@ -54,7 +54,7 @@ def run_own(
     """Run a study: all trials over all seeds, and a report with intervals.
 
     Equal work is done once, also across studies that share --cells. A trial that fails is a row with its
-    reason. Stopped or killed, the same command goes on and repeats nothing.
+    reason. Stopped or killed, the same command continues and repeats nothing.
 
     Example: bertsmith study run nsp.toml --out lab/nsp --seeds 3 --together 2
 

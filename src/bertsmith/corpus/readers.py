@@ -79,7 +79,7 @@ def find_sources(paths: Sequence[str]) -> list[Path]:
             sources.append(source)
             continue
         if source.is_dir():
-            found, what = _below(source), "is a folder, and none of its file names are those of text"
+            found, what = _below(source), "is a folder without text files"
         else:
             what = "does not exist, and does not match any file as a pattern"
             # Not Path.glob, which rejects absolute patterns and finds hidden files.

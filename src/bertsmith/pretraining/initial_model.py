@@ -99,8 +99,8 @@ def encoder_config_of(model: ModelSection, tokenizer: Tokenizer) -> EncoderConfi
 
 
 def with_true_model(recipe: Recipe) -> Recipe:
-    """Return the recipe with the true architecture: its initial model folder's, if it has one, or that of a
-    student made from the teacher's layers.
+    """Return the recipe with the true architecture: its initial model folder's, if it has one, or a student's
+    made from the teacher's layers.
     """
     if recipe.start.model == "scratch":
         _check_words_have_a_model(recipe)

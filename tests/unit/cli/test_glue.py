@@ -51,7 +51,9 @@ def test_a_stopped_study_exits_with_130(capsys, words):
 def test_mistakes_are_one_line(capsys, words, tmp_path):
     places = ["glue", "--data", tmp_path, "--out", tmp_path / "out"]
     line = mistake(capsys, *places)
-    assert "holds no GLUE task with training data; give the folder that holds some of CoLA, SST-2," in line
+    assert (
+        "does not contain a GLUE task with training data; give the folder with some of CoLA, SST-2," in line
+    )
     assert line.count("SICK") == 1
     gone = mistake(capsys, "glue", "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
     assert "nowhere: this folder does not exist" in gone

@@ -105,5 +105,5 @@ def test_mistakes_are_one_line(capsys, run, lively_folder, tmp_path):
     assert "nothing to look at" in mistake(capsys, "look", "direction", *out)
     untuned = ("--model", lively_folder, "--data", run[1])
     assert "only a fine-tuned model" in mistake(capsys, "look", "direction", *untuned, *out)
-    with pytest.raises(UserError, match="was not fine-tuned here"):
+    with pytest.raises(UserError, match="was not fine-tuned by bertsmith"):
         one_sided_metrics(package.load(lively_folder, device="cpu"), [], None, hidden="left")

@@ -247,5 +247,5 @@ def test_a_model_whose_layers_share_a_part_is_refused_before_it_is_trained(
 
 
 def test_a_model_that_was_not_finetuned_needs_a_task(model):
-    with pytest.raises(UserError, match="no task is named"):
+    with pytest.raises(UserError, match="the task is missing"):
         task_to_train(model, "", [], options=[])

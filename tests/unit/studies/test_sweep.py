@@ -45,7 +45,7 @@ def test_seeds_have_folders_and_recipes_of_their_own(assignment):
 def test_no_study_is_kept_beside_a_single_run(assignment):
     assignment.out.mkdir(parents=True)
     (assignment.out / "assignment.json").write_text("{}")
-    with pytest.raises(UserError, match="holds a single run") as error:
+    with pytest.raises(UserError, match="contains a single run") as error:
         run_trials(over_seeds(assignment, 2), Notebook())
     assert error.value.where == str(assignment.out) and not (assignment.out / "seed-0").exists()
 

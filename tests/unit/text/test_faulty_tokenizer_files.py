@@ -74,7 +74,10 @@ def specials(parts: dict) -> dict:
 
 UNUSABLE = "tokenizer.json: is not a usable tokenizer"
 FAULTS: list[tuple[Spoil, str]] = [
-    (lambda folder: None, r": does not contain a tokenizer.*tokenizer\.json.*vocab\.txt.*vocab\.json with merges\.txt"),
+    (
+        lambda folder: None,
+        r": does not contain a tokenizer.*tokenizer\.json.*vocab\.txt.*vocab\.json with merges\.txt",
+    ),
     (with_added("covid19", 9), "the added token 'covid19' would get id 6, not 9"),
     (
         with_file("added_tokens.json", '{"covid19": "6"}', with_added("covid19", 6)),
