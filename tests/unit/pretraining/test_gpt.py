@@ -198,6 +198,8 @@ def test_it_is_served(run, tuned):
     application = application_of({"plain": run, "mood": tuned["sst2"]})
     plain, mood = get(application, "/models").json()["models"]
     assert (plain["mask"], mood["labels"]) == (None, ["negative", "positive"])
+    assert bertsmith.load(run, device="cpu").abilities == ("extend", "embed", "look")
+    assert plain["abilities"] == ["embed", "look"]
     texts = ["the smith", "the sun"]
     vectors = post(application, "/v1/embeddings", {"model": "plain", "input": texts}).json()["data"]
     expected = bertsmith.load(run, device="cpu").embed(texts, pooling="mean")
