@@ -6,23 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Exit, Option, Typer, echo
+from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
-from bertsmith.cli.verb import Verb, Verbs
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 
-study = Typer(
-    cls=Verbs,
-    no_args_is_help=True,
-    rich_markup_mode=None,
+study = App(
     help="Train many variants, compare them over seeds, and report the differences with intervals.",
 )
 
 
-@study.command("run", cls=Verb)
+@study.command("run")
 def run_own(
     file: Annotated[Path, Argument(metavar="STUDY", help="A study in TOML.")],
     out: Annotated[Path, Option(help="Folder of the report; the same command goes on with a study there.")],
@@ -108,7 +105,7 @@ def run_own(
         echo(f"report: {out / report.name}.txt, .md, .json, .html")
 
 
-@study.command("status", cls=Verb)
+@study.command("status")
 def show_status(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder of a study (--out).")],
     as_json: options.JsonLines = False,
@@ -163,13 +160,13 @@ def _devices(given: str) -> tuple[str, ...]:
     named = tuple(each.strip() for each in given.split(","))
     if given and (not all(named) or "cpu" in named or len(set(named)) < len(named)):
         remedy = "write GPUs by number, each once, such as 0,1; or cpu"
-        raise UserError(f"{given!r} is no list of GPUs", where="--devices", remedy=remedy)
+        raise UserError(f"{given!r} is no list of GPUs", key="devices", remedy=remedy)
     import torch
 
     if torch.cuda.is_available():
         return named if given else (os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],)
     if given:
-        raise UserError("torch sees no CUDA GPU", where="--devices", remedy="leave it out, or give cpu")
+        raise UserError("torch sees no CUDA GPU", key="devices", remedy="leave it out, or give cpu")
     return ("",)
 
 

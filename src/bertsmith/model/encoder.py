@@ -159,7 +159,7 @@ class Encoder(nn.Module, ABC):
         """Let each token see both sides or one only, in training and afterwards."""
         if direction != self.direction:
             what = f"this encoder reads {self.direction}, and cannot be made to read {direction}"
-            raise UserError(what, where="examples.objective", remedy="choose another objective or model")
+            raise UserError(what, key="examples.objective", remedy="choose another objective or model")
 
     def word_views(self) -> tuple[WordView, ...]:
         """Return the states that a word is predicted from; `Network.word_scores` combines several."""

@@ -318,7 +318,7 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int)
     if needed > free:
         what = f"{tokens} tokens need about {gibibytes(needed)}, and {gibibytes(free)} are free"
         remedy = "set batch.micro_tokens to auto, or run.recompute to true"
-        raise DoesNotFit(what, where="batch.micro_tokens", remedy=remedy)
+        raise DoesNotFit(what, key="batch.micro_tokens", remedy=remedy)
     return (
         tokens,
         f"memory: about {gibibytes(needed)} of {gibibytes(free)}, for {tokens:,} tokens in a forward pass",

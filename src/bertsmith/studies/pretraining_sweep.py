@@ -21,6 +21,7 @@ from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.pretrain import check_same_run, pretrain
 from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.recipe.schema import Recipe
+from bertsmith.recipe.toml_text import value_text
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
 from bertsmith.studies.sweep import Stopped, check_no_stop
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
@@ -59,21 +60,36 @@ class TrialOutcome:
     """Reason for an early end, or empty."""
 
 
-def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Parse the points of a grid from texts such as optim.peak_lr=1e-3,2e-3."""
+def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dict[str, str]]:
+    """Return the points of a grid: keys with lists of values, or texts such as optim.peak_lr=1e-3,2e-3."""
+    if not isinstance(sweep, Mapping):
+        return grid_points(_read_grid(sweep))
+    texts: dict[str, list[str]] = {}
+    for key, values in sweep.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            remedy = f'give a list: sweep={{"{key}": [...]}}'
+            raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
+        # A string is written without quotes, as on the command line.
+        texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
+        if len(set(texts[key])) < len(texts[key]):
+            raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
+    if not texts:
+        raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
+    return grid_points(texts)
+
+
+def _read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
         found = [each.strip() for each in listed.split(",")]
         if not equals or not key.strip() or not all(found):
-            remedy = "write a key and its values: --sweep optim.peak_lr=1e-3,2e-3,4e-3"
-            raise UserError(f"{text!r} names no values of a key", where="--sweep", remedy=remedy)
+            remedy = "write a key and its values: `sweep=optim.peak_lr=1e-3,2e-3,4e-3`"
+            raise UserError(f"{text!r} names no values of a key", key="sweep", remedy=remedy)
         if key.strip() in values or len(set(found)) < len(found):
-            raise UserError(
-                f"{key.strip()} has a value twice", where="--sweep", remedy="give each value once"
-            )
+            raise UserError(f"{key.strip()} has a value twice", key="sweep", remedy="give each value once")
         values[key.strip()] = found
-    return grid_points(values)
+    return values
 
 
 def grid_points(values: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
@@ -135,13 +151,13 @@ def _check(trials: Sequence[PretrainingTrial], store: Path) -> None:
     """Raise before the first run, not after hours of training, if a folder contains something else."""
     place, opened = trials[0].out.parent, TokenStore.open(store)
     if run_folder(place).begun:
-        remedy = "give --out a folder of its own"
+        remedy = "give `out` a folder of its own"
         raise UserError(
             "holds a single run, beside which no others can be kept", where=str(place), remedy=remedy
         )
     if len({trial.out for trial in trials}) < len(trials):
         remedy = "sweep over other keys"
-        raise UserError("two runs of the sweep have one name", where="--sweep", remedy=remedy)
+        raise UserError("two runs of the sweep have one name", key="sweep", remedy=remedy)
     for trial in trials:
         check_same_run(run_folder(trial.out), with_true_model(trial.recipe), opened)
 

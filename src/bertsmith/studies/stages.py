@@ -107,8 +107,8 @@ def answered(recipe: Section, *, device: Device) -> Section:
     """
     run = cast(Any, recipe).run
     if run.device == "cuda" and device == "cpu":
-        what, remedy = "cuda, and the study has no GPU", "set it to auto or cpu, or give --devices"
-        raise UserError(what, where="run.device", remedy=remedy)
+        what, remedy = "cuda, and the study has no GPU", "set it to auto or cpu, or give `devices`"
+        raise UserError(what, key="run.device", remedy=remedy)
     device = device if run.device == "auto" else run.device
     on_gpu = device == "cuda"
     answers: dict[str, str] = {
@@ -204,9 +204,9 @@ def _idle_in_finetuning(_: FinetuningRecipe) -> frozenset[str]:
 
 
 def _parts_of_finetuning(stage: Stage) -> list[str]:
-    optimiser = cast(FinetuningRecipe, stage.recipe).optim.algorithm
-    task = task_of(stage).kind.name
-    return ["kind finetune", f"task {task}", f"optimiser {optimiser}", _architecture(stage)]
+    recipe, task = cast(FinetuningRecipe, stage.recipe), task_of(stage).kind.name
+    parts = ["kind finetune", f"task {task}", f"optimiser {recipe.optim.algorithm}", _architecture(stage)]
+    return [*parts, *(["bilstm"] if recipe.head.has_bilstm else [])]
 
 
 def _operations_of_finetuning(stage: Stage) -> float:

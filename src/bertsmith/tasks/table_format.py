@@ -29,21 +29,24 @@ class TableFormat:
     """Names of the columns, for a file without a header."""
 
     @classmethod
-    def parse(cls, *, delimiter: str = "", encoding: str = "", columns: str = "") -> "TableFormat":
+    def parse(
+        cls, *, delimiter: str = "", encoding: str = "", columns: str | Sequence[str] = ""
+    ) -> "TableFormat":
         """Parse the options of the command line: a character or `tab`, column names with commas between."""
         mark = _SPELLED.get(delimiter, delimiter)
         if len(mark) > 1 or mark in ('"', "\n", "\r"):
             remedy = "give one character, such as ';', or tab"
-            raise UserError(f"{delimiter!r} cannot part cells", where="--delimiter", remedy=remedy)
+            raise UserError(f"{delimiter!r} cannot part cells", key="delimiter", remedy=remedy)
         try:
             io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8")
         except LookupError as error:
             remedy = "name one such as cp1252, latin-1 or utf-16"
-            raise UserError(f"unknown encoding {encoding!r}", where="--encoding", remedy=remedy) from error
-        names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+            raise UserError(f"unknown encoding {encoding!r}", key="encoding", remedy=remedy) from error
+        parts = columns.split(",") if isinstance(columns, str) and columns else columns
+        names = tuple(name.strip() for name in parts)
         if not all(names) or len(set(names)) < len(names):
-            remedy = "name every column once, in the order of the file: --columns text,label"
-            raise UserError(f"{columns!r} does not name columns", where="--columns", remedy=remedy)
+            remedy = "name every column once, in the order of the file: `columns=text,label`"
+            raise UserError(f"{columns!r} does not name columns", key="columns", remedy=remedy)
         return cls(mark, encoding, names)
 
 

@@ -364,10 +364,10 @@ def _chosen_device(device: Literal["auto", "cpu", "cuda"], local_rank: int) -> t
     if device == "cpu" or (device == "auto" and count == 0):
         return torch.device("cpu")
     if count == 0:
-        raise UserError("torch sees no CUDA GPU", where="run.device", remedy="set it to auto or cpu")
+        raise UserError("torch sees no CUDA GPU", key="run.device", remedy="set it to auto or cpu")
     if local_rank >= count:
         what = f"more processes on this machine than its {count} GPU{'s' if count > 1 else ''}"
-        raise UserError(what, remedy=f"start torchrun with --nproc-per-node {count}")
+        raise UserError(what, remedy=f"start torchrun with `nproc_per_node={count}`")
     chosen = torch.device("cuda", local_rank)
     torch.cuda.set_device(chosen)
     return chosen

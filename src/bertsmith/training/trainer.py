@@ -451,11 +451,11 @@ def choose_precision(
         precision = "fp32"
     if precision == "fp16" and not on_gpu:
         what, remedy = "fp16 is for a GPU", "set it to auto, fp32 or bf16"
-        raise UserError(what, where="run.precision", remedy=remedy)
+        raise UserError(what, key="run.precision", remedy=remedy)
     if precision == "fp16" and sharded:
         # torch's scaler looks for overflows in one process only, which under FSDP holds a shard.
         what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
-        raise UserError(what, where="run.precision", remedy=remedy)
+        raise UserError(what, key="run.precision", remedy=remedy)
     return precision
 
 

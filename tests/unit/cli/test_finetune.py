@@ -219,9 +219,13 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
     ("task", "words", "told"),
     [
         ("squad", (), "--quick: SQuAD 1.1 has no linear head to solve; leave it out"),
-        ("sst2", ("--minutes", "1"), "--quick --minutes: --quick takes no steps; leave one of them out"),
+        (
+            "sst2",
+            ("--minutes", "1"),
+            "--quick --minutes: a head that is solved takes no steps; leave one of them out",
+        ),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; leave --seeds"),
-        ("sst2", ("--search", "3"), "--quick --search: a solved head is the same in every run"),
+        ("sst2", ("--random", "3"), "--quick --random: a solved head is the same in every run"),
     ],
 )
 def test_quick_is_refused_where_there_is_nothing_to_solve_or_to_try(capsys, tmp_path, task, words, told):
@@ -334,12 +338,12 @@ MISTAKES = {
         "give --grid or --seeds",
     ),
     "search and folds": (
-        ("custom", "--data", "DATA", *OWN, "--search", "3", "--folds", "3"),
-        "give --folds or --search",
+        ("custom", "--data", "DATA", *OWN, "--random", "3", "--folds", "3"),
+        "give --folds or --random",
     ),
     "search and rate": (
-        ("custom", "--data", "DATA", *OWN, "--search", "3", "--lr", "1e-3"),
-        "--search: the search has its own values of optim.peak_lr",
+        ("custom", "--data", "DATA", *OWN, "--random", "3", "--lr", "1e-3"),
+        "--random: the search has its own values of optim.peak_lr",
     ),
     "folds and a part": (
         ("custom", "--data", "DATA", *OWN, "--folds", "3", "--dev-share", "0.2"),
@@ -382,7 +386,7 @@ MISTAKES = {
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
         "there is nothing to tell apart: the examples have only the label 'x'",
     ),
-    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "--set text.longest=128"),
+    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "set --max-length 128"),
 }
 
 

@@ -4,14 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.inspect import inspect
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from tests import toy_tasks
 
-app = Typer(add_completion=False, rich_markup_mode=None)
+app = App()
 app.command()(inspect)
 
 
