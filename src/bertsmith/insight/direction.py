@@ -125,7 +125,7 @@ def one_sided_metrics(
     model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
     scorer = model.objective.scorer
     if not isinstance(scorer, NetworkScorer):
-        what = "a BiLSTM over frozen features reads both sides, regardless of the encoder"
+        what = "a BiLSTM over the encoder's layers reads both sides, regardless of the encoder"
         raise UserError(what, remedy="give a run with the head on its encoder")
     one_sided = OneSidedScorer(scorer.network, scorer.head, hidden=hidden, special=bert.tokenizer.special_ids)
     config = model.config

@@ -279,5 +279,5 @@ def need(part: Part | None, what: str) -> Part:
     """Return a part that not every kind of encoder has; raise a UserError if it is missing."""
     if not part:
         remedy = "use a Transformer, for example a BERT"
-        raise UserError(f"this kind of model does not have {what}", remedy=remedy)
+        raise UserError(f"this kind of model has no {what}", remedy=remedy)
     return part

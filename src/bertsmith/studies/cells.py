@@ -21,7 +21,7 @@ from bertsmith.recipe.load import leaves
 from bertsmith.recipe.section import Section
 from bertsmith.training.callbacks import ProgressCallback
 
-COMPUTES: dict[str, int] = {}
+COMPUTES: dict[str, int] = {"bilstm": 2}
 """Version of the computation of a part of the code, by names such as "objective masked"; 1 if it is not
 listed.
 
@@ -34,6 +34,7 @@ INERT: dict[str, Any] = {
     "finetune sparse.keep_zeros": False,
     "finetune sparse.begin_at": 0.0,
     "finetune sparse.early_at": "off",
+    "finetune head.reader": "linear",
 }
 """Value of a new recipe key, by kind and key ("pretrain examples.new"), that leaves runs as they were before
 the key existed. A key with this value is left out of the hash, so that older cells stay valid.

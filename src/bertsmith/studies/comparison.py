@@ -49,7 +49,7 @@ class Measured:
 
     @classmethod
     def of(cls, rows: Sequence[Row], metric: str) -> "Measured":
-        """Read the predictions of all runs, or their metrics if one lacks predictions or has other examples."""
+        """Read the predictions of all runs; or their metrics, if one lacks predictions or has other ones."""
         values = {
             (row.trial.name, seeds): value for row in rows for seeds, value in row.values(metric).items()
         }

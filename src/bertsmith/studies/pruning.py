@@ -127,9 +127,10 @@ def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
     if named and named != config.task:
         what, remedy = f"was fine-tuned for {config.task}, not for {named}", "remove `task`"
         raise UserError(what, where=str(folder), remedy=remedy)
-    if config.head.encoder == "frozen-features":
-        what = "a BiLSTM on frozen layers learned the task, not the encoder"
-        raise UserError(what, where=str(folder), remedy="prune a model with a tuned encoder")
+    if config.head.has_bilstm:
+        what = "a BiLSTM over its layers learned the task, and what the encoder's own head needs is unknown"
+        remedy = "prune a model that was tuned without it (head.reader = linear)"
+        raise UserError(what, where=str(folder), remedy=remedy)
     return custom_task(spec_of(config.custom)) if config.custom else task_named(config.task), config
 
 

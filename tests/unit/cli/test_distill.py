@@ -87,7 +87,7 @@ def test_a_larger_student_is_a_warning(capsys, caplog, store, teacher, tmp_path)
     ("more", "word"),
     [
         (("--layers", 5), "the teacher has 4 layers, but a student of 5 would be larger"),
-        (("--layers", 0), "would have none"),
+        (("--layers", 0), "would be empty"),
         ((), "--layers, --student: give one of the two"),
         (("--layers", 2, "--student", "bert-tiny"), "--layers, --student: give one of the two"),
         (("--student", "absent.toml"), "absent.toml: is not a preset or a file"),
@@ -148,7 +148,7 @@ def test_the_task_of_ones_own_is_that_of_the_teacher(capsys, model, tmp_path):
         ((), "--store, --task: give one of the two"),
         (("--task", "sst2", "--layers", 2), "cannot be used with --task"),
         (("--store", "x", "--epochs", 2), "cannot be used with --store"),
-        (("--store", "x", "--teacher", "y", "--layers", 2), "has one teacher"),
+        (("--store", "x", "--teacher", "y", "--layers", 2), "supports one teacher"),
         (("--task", "custom", "--student", "x", "--data", "x"), "your own table"),
     ],
 )

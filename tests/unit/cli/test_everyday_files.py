@@ -179,7 +179,7 @@ def test_embed_skips_bad_lines_and_says_which_are_left(capsys, model, spoiled, t
 
 def test_a_name_that_no_vectors_are_written_under_is_refused(capsys, model, spoiled, tmp_path):
     line = mistake(capsys, "embed", "--input", spoiled, "--model", model, "--out", tmp_path / "v.xlsx")
-    assert "vectors are not written as .xlsx; use a file name that ends in .npy, .csv, .parquet" in line
+    assert "vectors are not written as .xlsx; name a file that ends in .npy, .csv, .parquet" in line
 
 
 def test_classify_skips_bad_lines(capsys, run, tmp_path):

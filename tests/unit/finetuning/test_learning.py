@@ -81,8 +81,8 @@ def test_the_last_weights_are_kept_unless_the_best_are_wanted(model, tmp_path):
 @pytest.mark.parametrize(
     ("task", "setting", "remedy"),
     [
-        ("sst2", "run.keep=best", "--set run.keep=last"),
-        ("squad2", "answers.null_threshold=tuned", "--set answers.null_threshold=0.0"),
+        ("sst2", "run.keep=best", "run.keep=last"),
+        ("squad2", "answers.null_threshold=tuned", "answers.null_threshold=0.0"),
     ],
 )
 def test_a_choice_by_the_development_set_needs_one(model, tmp_path, task, setting, remedy):

@@ -233,7 +233,7 @@ def test_it_is_fine_tuned_and_has_no_heads_to_tell_of(run, tmp_path):
     ],
 )
 def test_what_a_network_lacks_is_refused(what, act: Callable[[Network], object], network):
-    with pytest.raises(UserError, match=f"this kind of model does not have {what}"):
+    with pytest.raises(UserError, match=f"this kind of model has no {what}"):
         act(deepcopy(network))
 
 
@@ -247,7 +247,7 @@ def test_what_a_network_lacks_is_refused(what, act: Callable[[Network], object],
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(what, act: Callable[[bertsmith.Bert], object], run):
-    with pytest.raises(UserError, match=f"this kind of model does not have {what}"):
+    with pytest.raises(UserError, match=f"this kind of model has no {what}"):
         act(bertsmith.load(run / "model", device="cpu"))
 
 
@@ -265,7 +265,7 @@ def test_its_weights_are_not_rounded(run, tmp_path):
 def test_commands_say_so_in_one_line(run, tmp_path, capsys):
     model, out = run / "model", tmp_path / "out"
     look = mistake(capsys, "look", "attention", "the smith", "--model", model, "--out", out / "view.html")
-    assert "this kind of model does not have attention heads" in look
+    assert "this kind of model has no attention heads" in look
     assert "has no form in ONNX" in mistake(capsys, "export", "--model", model, "--onnx", out)
 
 

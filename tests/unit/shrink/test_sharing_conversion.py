@@ -142,7 +142,7 @@ def test_the_command_writes_a_folder_and_tells_its_size(capsys, folder, tmp_path
         (("--sharing", "some"), "'--sharing': 'some' is not one of 'all'"),
         (("--take", "last"), "'--take': 'last' is not one of 'average'"),
         (("--groups", "3"), "3 is not a possible value"),
-        (("--embedding-width", "65"), "65 is none"),
+        (("--embedding-width", "65"), "65 is not a possible value"),
         (("--out", "."), "."),
     ],
 )

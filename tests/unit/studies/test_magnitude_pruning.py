@@ -205,7 +205,7 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
         (("--method", "magnitude", "--sparsity", "0.5", "--examples", "9"), "heads, neurons and layers by"),
         (
             ("--method", "magnitude", "--sparsity", "0.5", "--rewind", "0", "--retrain", "most"),
-            "there is no 'most'",
+            "'most' is not a choice",
         ),
         (("--method", "magnitude", "--sparsity", "0.5", "--epochs", "0"), "--epochs"),
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "run.keep=best"), "run.keep"),

@@ -28,7 +28,7 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "llama"}, "unknown model_type 'llama'; bertsmith knows bert"),
+        ({"model_type": "llama"}, "unknown model_type 'llama'; bertsmith supports bert"),
         ({"model_type": "DROP"}, "lacks a model_type; add"),
         ({"hidden_size": "DROP"}, "hidden_size is missing"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
