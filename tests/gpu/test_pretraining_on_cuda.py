@@ -38,8 +38,14 @@ ELECTRA = ("model.type=electra", "model.embedding_width=64", "examples.pairs=non
 ELECTRA += ("examples.objective=replaced", "replaced.generator_size=0.5")
 REPLACED_PAIRS = ("model.type=modernbert", "model.segments=0", "examples.pairs=nsp")
 REPLACED_PAIRS += ("examples.objective=replaced", "replaced.generator_size=0.5")
+GPT = ("model.type=gpt2", "model.segments=0", "model.activation=gelu_new", "examples.pairs=full-sentences")
+GPT += ("examples.objective=left-to-right",)
+ELMO = ("model.type=elmo", "model.segments=0", "model.cell=96", "model.heads=12", "model.inner=3072")
+ELMO += ("examples.objective=two-directions", "examples.pairs=full-sentences")
 each_objective = pytest.mark.parametrize(
-    "objective", [(), ELECTRA, REPLACED_PAIRS], ids=["masked", "replaced", "replaced with pairs"]
+    "objective",
+    [(), ELECTRA, REPLACED_PAIRS, GPT],
+    ids=["masked", "replaced", "replaced with pairs", "left-to-right"],
 )
 
 
@@ -58,6 +64,16 @@ def test_a_compiled_run_in_bf16_learns_and_compiles_once_for_both_lengths(store,
     assert losses[-1] < losses[0] - 0.5
     assert counters["stats"]["unique_graphs"] == 1
     assert not counters["recompiles"]
+
+
+def test_an_elmo_in_bf16_learns_and_stays_near_fp32(store, tmp_path):
+    settings = (*ON_GPU, *ELMO, "run.steps=40", "batch.sequences=16", "optim.peak_lr=1e-2")
+    losses = {}
+    for precision in ("bf16", "fp32"):
+        run_tiny(store, tmp_path / precision, *settings, f"run.precision={precision}")
+        losses[precision] = [line["token_loss"] for line in metrics_of(tmp_path / precision, "held-out")]
+    assert losses["bf16"][-1] < losses["bf16"][0] - 0.3
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.03)
 
 
 def test_no_process_that_builds_batches_outlives_its_run(store, tmp_path):

@@ -42,6 +42,9 @@ def run_own(
             min=1, help="CPU threads of each run; by default OMP_NUM_THREADS, or cores divided by --together."
         ),
     ] = None,
+    keep_models: Annotated[
+        bool, Option("--keep-models", help="Keep every trained model, not only those that runs still need.")
+    ] = False,
     dry_run: Annotated[
         bool, Option("--dry-run", help="Only tell what would be run, and about how long.")
     ] = False,
@@ -96,7 +99,7 @@ def run_own(
         return
     try:
         with progress_display(live_line, as_json=as_json) as callback:
-            report = run_study(found, out, shared, places, callback)
+            report = run_study(found, out, shared, places, callback, keeps_models=keep_models)
     except Stopped:
         echo(json.dumps({"finished": False}) if as_json else "stopped; give the same command again to go on")
         raise Exit(STOPPED) from None
@@ -160,13 +163,13 @@ def _devices(given: str) -> tuple[str, ...]:
     named = tuple(each.strip() for each in given.split(","))
     if given and (not all(named) or "cpu" in named or len(set(named)) < len(named)):
         remedy = "write GPUs by number, each once, such as 0,1; or cpu"
-        raise UserError(f"{given!r} is no list of GPUs", where="--devices", remedy=remedy)
+        raise UserError(f"{given!r} is no list of GPUs", key="devices", remedy=remedy)
     import torch
 
     if torch.cuda.is_available():
         return named if given else (os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],)
     if given:
-        raise UserError("torch sees no CUDA GPU", where="--devices", remedy="leave it out, or give cpu")
+        raise UserError("torch sees no CUDA GPU", key="devices", remedy="leave it out, or give cpu")
     return ("",)
 
 

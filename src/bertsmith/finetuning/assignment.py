@@ -7,26 +7,24 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, sha256_of, write_json
 from bertsmith.inference.adapter_folder import ADAPTER_FILES
 from bertsmith.inference.finetuned_folder import MIX_FILE
 from bertsmith.inference.model_path import model_folder
 from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.model.folder.tensor_files import WEIGHT_FILES
-from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe, SparseSection
 from bertsmith.recipe.idle_keys import FINETUNING_KEYS, free_at_resume
-from bertsmith.recipe.load import Difference, differences, leaves
+from bertsmith.recipe.load import Difference, leaves
 from bertsmith.recipe.toml_text import toml_text
 from bertsmith.tasks.example_types import Example
 from bertsmith.tasks.task import Task
 from bertsmith.text.tokenizer_files import TOKENIZER_FILES
 from bertsmith.training.checkpoint_storage import STATE, saved_steps, step_folder
-from bertsmith.training.run_folder import RunFolder
+from bertsmith.training.run_folder import OTHER_RUN, RunFolder
 
 ASSIGNMENT = "assignment.json"
 RESULT = "result.json"
-MAX_DIFFERENCES = 6
 EPOCHS, FREE_KEYS = "run.epochs", free_at_resume(FINETUNING_KEYS)
 """More epochs lengthen a finished run; keys that do not affect what is learned may change at any time."""
 ENDED_AFTER = "ended_after"
@@ -77,10 +75,24 @@ def check_same_run(assignment: Assignment) -> None:
     A finished run that is given more epochs counts as the same run.
     """
     folder = finetuning_folder(assignment.out)
-    folder.check_no_unknown_files()
-    if folder.begun:
-        known = read_json(folder.config, remedy="give --out a new folder")
-        _check_same_assignment(known, with_begun_micro_tokens(assignment))
+
+    def remedy(changed: Sequence[Difference]) -> str:
+        if [each.key for each in changed] != [EPOCHS]:
+            return OTHER_RUN
+        if _can_be_lengthened(assignment, changed[0].before):
+            return ""
+        if not folder.finished:
+            return (
+                f"{OTHER_RUN}: the epochs decide the learning rates from the first step on; a run can be "
+                "lengthened once it is finished"
+            )
+        return (
+            f"{OTHER_RUN}: a finished run without run.minutes can be lengthened where its last state was "
+            f"kept (run.keep_state); to train its model further, start from it: `model={assignment.out}` "
+            "`out=NEW` `run.epochs=MORE`"
+        )
+
+    folder.check_same_run(with_begun_micro_tokens(assignment).to_json(), free=FREE_KEYS, remedy=remedy)
 
 
 def lengthens_a_run(assignment: Assignment) -> bool:
@@ -88,7 +100,7 @@ def lengthens_a_run(assignment: Assignment) -> bool:
     folder = finetuning_folder(assignment.out)
     if not folder.begun:
         return False
-    known = read_json(folder.config, remedy="give --out a new folder")
+    known = read_json(folder.config, remedy="give `out` a new folder")
     return bool(known["recipe"][EPOCHS] != assignment.recipe.run.epochs)
 
 
@@ -100,7 +112,7 @@ def with_begun_micro_tokens(assignment: Assignment) -> Assignment:
     folder, run = finetuning_folder(assignment.out), assignment.recipe.run
     if run.micro_tokens != "auto" or not folder.begun:
         return assignment
-    known = read_json(folder.config, remedy="give --out a new folder").get("recipe", {})
+    known = read_json(folder.config, remedy="give `out` a new folder").get("recipe", {})
     begun_with = known.get("run.micro_tokens")
     return with_micro_tokens(assignment, begun_with) if isinstance(begun_with, int) else assignment
 
@@ -109,16 +121,6 @@ def with_micro_tokens(assignment: Assignment, micro_tokens: int) -> Assignment:
     """Return the assignment with this number of tokens in a forward pass."""
     run = assignment.recipe.run.model_copy(update={"micro_tokens": micro_tokens})
     return replace(assignment, recipe=assignment.recipe.model_copy(update={"run": run}))
-
-
-def check_same_examples(folder: RunFolder, hashes: Mapping[str, str]) -> None:
-    """Raise if the run in the folder read other examples, judged by the hash of each split."""
-    if folder.begun:
-        begun_with = read_json(folder.config, remedy="give --out a new folder").get(EXAMPLES, {})
-        if changed := [name for name in hashes | begun_with if hashes.get(name) != begun_with.get(name)]:
-            what = f"holds a run on other examples: the data have changed since ({', '.join(changed)})"
-            remedy = "give --out a new folder, or take the change back"
-            raise UserError(what, where=str(folder.path), remedy=remedy)
 
 
 def hashes_of(splits: Mapping[str, Sequence[Example]]) -> dict[str, str]:
@@ -137,47 +139,16 @@ def recipe_toml(recipe: FinetuningRecipe) -> str:
     return toml_text(recipe.model_dump())
 
 
-def _check_same_assignment(known: dict[str, Any], assignment: Assignment) -> None:
-    before = {key: value for key, value in known.items() if key != EXAMPLES}
-    found = differences(before, assignment.to_json())
-    changed = [change for change in found if change.key.removeprefix("recipe.") not in FREE_KEYS]
-    only_epochs = [change.key for change in changed] == [f"recipe.{EPOCHS}"]
-    if only_epochs and _can_be_lengthened(assignment, before["recipe"][EPOCHS]):
-        return
-    if changed:
-        listed = "; ".join(map(_described, changed[:MAX_DIFFERENCES]))
-        more = len(changed) - MAX_DIFFERENCES
-        listed += f"; and {more} more" if more > 0 else ""
-        remedy = "give --out a new folder, or take the change back"
-        if only_epochs and not finetuning_folder(assignment.out).finished:
-            remedy += (
-                ": the epochs decide the learning rates from the first step on; a run can be lengthened once "
-                "it is finished"
-            )
-        elif only_epochs:
-            remedy += (
-                ": a finished run without run.minutes can be lengthened where its last state was kept "
-                "(run.keep_state); to train "
-                f"its model further, start from it: --model {assignment.out} --out NEW --epochs MORE"
-            )
-        raise UserError(f"holds another run: {listed}", where=str(assignment.out), remedy=remedy)
-
-
 def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
     """True if the run in the folder has ended after fewer epochs and its last state was kept."""
     checkpoints = finetuning_folder(assignment.out).checkpoints
-    steps = saved_steps(checkpoints)
-    if not steps or assignment.recipe.run.epochs <= epochs or assignment.recipe.run.minutes != "off":
+    steps, recipe = saved_steps(checkpoints), assignment.recipe
+    follows_steps = recipe.run.minutes == "off" and recipe.sparse == SparseSection()
+    if not steps or recipe.run.epochs <= epochs or not follows_steps:
         return False
     # Its checksum is verified later, when the folder is locked.
-    state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")
+    state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give `out` a new folder")
     return bool(state["scalars"].get(ENDED_AFTER) == epochs)
-
-
-def _described(change: Difference) -> str:
-    if change.key.startswith(f"{MODEL_FILES}."):
-        return f"{change.key.removeprefix(f'{MODEL_FILES}.')} of the model has changed since"
-    return str(replace(change, key=change.key.removeprefix("recipe.")))
 
 
 def hashes_of_files(model: Path) -> dict[str, str]:

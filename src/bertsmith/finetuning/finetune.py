@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import inf
 from pathlib import Path
-from typing import Protocol
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.finetuning.assignment import (
+    EXAMPLES,
     Assignment,
-    check_same_examples,
     check_same_run,
     finetuning_folder,
     hashes_of,
@@ -25,9 +24,10 @@ from bertsmith.finetuning.assignment import (
     write_assignment,
 )
 from bertsmith.finetuning.finetuning_setup import Run, set_up
+from bertsmith.finetuning.sparse_training import SparseTraining, rewinding_step
 from bertsmith.finetuning.splits import TaskSplits, check_new_labels, read_splits
 from bertsmith.finetuning.tuning_parts import Ends, LossWindow, TaskEvaluation, TaskResults
-from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.finetuning_schema import FinetuningRecipe, SparseSection
 from bertsmith.tasks.batches import ShuffledBatches
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.metrics import ClassScores, Metric
@@ -57,19 +57,6 @@ SECONDS_BETWEEN_STATES = 300.0
 
 
 # ---- from the command to the result
-
-
-class Preparation(Protocol):
-    """Additions of a study to the runs that belong to it."""
-
-    def first_step(self, steps: int, /) -> int:
-        """Return the step of the schedule, of this many steps, at which a new run begins."""
-
-    def begin(self, run: Run, at: Progress, /) -> None:
-        """Look at the weights, which are in place, before the first step of this start."""
-
-    def after_launch(self, at: Progress, /) -> None:
-        """Follow a step that was launched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +94,7 @@ class FinetuningResult:
 
 
 def finetune(
-    assignment: Assignment,
-    callback: ProgressCallback,
-    *,
-    stopping: StoppingRule | None = None,
-    preparation: Preparation | None = None,
+    assignment: Assignment, callback: ProgressCallback, *, stopping: StoppingRule | None = None
 ) -> FinetuningResult:
     """Fine-tune as the assignment says; resume an unfinished run in its folder, or report a finished one.
 
@@ -125,7 +108,7 @@ def finetune(
         if not finetuning_folder(begun.out).begun:
             world.on_main(lambda: check_new_labels(splits))
         splits = splits.limited(begun.recipe.run.limit)
-        request = FinetuningRequest(assignment, splits, stopping, preparation)
+        request = FinetuningRequest(assignment, splits, stopping)
         return result_of(request.folder.path, run_job(request, world, callback))
 
     settings = assignment.recipe.run
@@ -172,7 +155,6 @@ class FinetuningRequest:
     assignment: Assignment
     splits: TaskSplits
     stopping: StoppingRule | None = None
-    preparation: Preparation | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -187,7 +169,7 @@ class FinetuningRequest:
     def check_same_run(self) -> None:
         """Raise if the folder contains another run, one on other examples, or anything but a run."""
         check_same_run(self.assignment)
-        check_same_examples(self.folder, self._hashes)
+        self.folder.check_same_run({EXAMPLES: self._hashes})
 
     def goes_on(self) -> bool:
         """True if a finished run has more epochs now."""
@@ -200,8 +182,7 @@ class FinetuningRequest:
         # Under the lock, since another process may have begun the run just now.
         assignment = with_begun_micro_tokens(self.assignment)
         start.world.on_main(lambda: self._check_state(ends))
-        study, resumes = self.preparation, start.saved is not None
-        run = set_up(assignment, self.splits, start.world, resumes=resumes, followed=study is not None)
+        run = set_up(assignment, self.splits, start.world, resumes=start.saved is not None)
         recipe, settings = run.recipe, run.recipe.run
         budget, metric = run.budget, run.model.config.deciding_metric
         best = BestWeights(run.folder.path, run.model.objective, metric, run.world)
@@ -211,9 +192,11 @@ class FinetuningRequest:
             evaluation.best, settings.patience, metric, settings.evaluations, self.stopping, values
         )
 
+        sparse = SparseTraining(run) if recipe.sparse != SparseSection() else None
+
         def batches(at: Progress) -> AbstractContextManager[NextStep]:
-            if study is not None:
-                study.begin(run, at)
+            if sparse is not None:
+                sparse.begin(at)
             if evaluation.ended_after is not None or not run.tunes:
                 return nullcontext(lambda _: None)
             return nullcontext(partial(next_step, run.batches, recipe, budget, world=run.world))
@@ -231,11 +214,11 @@ class FinetuningRequest:
             TaskResults(run, evaluation, judge, start.callback),
             begin=lambda: self._begin(run),
             judge=judge,
-            after_launch=() if study is None else (study.after_launch,),
+            after_launch=() if sparse is None else (sparse.after_launch,),
             after_saving=() if evaluation.best is None else (evaluation.best.saved,),
             # Notes on the start of a run are outdated when it resumes: its head has learned since.
             notes=tuple(ends.notes(run)) if start.resumes else run.notes,
-            first=Progress(step=0 if study is None else study.first_step(budget.steps)),
+            first=Progress(step=rewinding_step(recipe.sparse.begin_at, budget.steps)),
         )
 
     def _begin(self, run: Run) -> None:
@@ -247,7 +230,7 @@ class FinetuningRequest:
     def _check_state(self, ends: "Ends") -> None:
         """Raise if a run cannot be lengthened because its last state is damaged."""
         if self.goes_on() and not ends.lengthened:
-            remedy = f"train its model further: --model {self.folder.path} --out NEW --epochs MORE"
+            remedy = f"train its model further: `model={self.folder.path}` `out=NEW` `run.epochs=MORE`"
             raise UserError("its last state is damaged", where=str(self.folder.checkpoints), remedy=remedy)
 
     def _report_splits(self, callback: ProgressCallback) -> None:

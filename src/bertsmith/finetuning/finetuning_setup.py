@@ -121,28 +121,17 @@ class Run:
         return finetuning_folder(self.assignment.out)
 
 
-def set_up(
-    assignment: Assignment,
-    splits: TaskSplits,
-    world: World,
-    *,
-    resumes: bool = False,
-    followed: bool = False,
-) -> Run:
+def set_up(assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool = False) -> Run:
     """Return the run of an assignment, without writing to its folder; every process must call it.
 
-    `resumes`: saved weights will be loaded. `followed`: the weights are changed after each step.
+    `resumes`: saved weights will be loaded.
     """
-    run = world.main_first(
-        lambda: _set_up_here(assignment, splits, world, resumes=resumes, followed=followed)
-    )
+    run = world.main_first(lambda: _set_up_here(assignment, splits, world, resumes=resumes))
     shared = share_work(run.trainer.objective, world, "ddp")
     return replace(run, trainer=replace(run.trainer, objective=shared))
 
 
-def _set_up_here(
-    assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool, followed: bool
-) -> Run:
+def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World, *, resumes: bool) -> Run:
     """Return the run for this process alone, without sharing its gradients."""
     recipe, config = assignment.recipe, task_config_of(splits, assignment.recipe)
     _check_development_set(splits, recipe)
@@ -153,7 +142,7 @@ def _set_up_here(
         name: encoded_split(examples, config, initial.tokenizer, cache=cache_folder("encodings"))
         for name, examples in splits.splits.items()
     }
-    trainer, model = build_trainer(initial, config, recipe, world, followed=followed)
+    trainer, model = build_trainer(initial, config, recipe, world)
     if config.head.encoder == "frozen-features":
         encoded = {name: _with_states(split, model) for name, split in encoded.items()}
     train = encoded["train"]
@@ -242,7 +231,7 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
             what = (
                 f"the scores of a {config.kind.name} head compete with each other: it has no linear optimum"
             )
-            raise UserError(what, where="head.weights", remedy="leave it at fresh")
+            raise UserError(what, key="head.weights", remedy="leave it at fresh")
         return False
     if recipe.head.encoder == "frozen-linear":
         return not recipe.distill.teachers
@@ -250,17 +239,9 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
 
 
 def build_trainer(
-    initial: InitialTaskModel,
-    config: TaskConfig,
-    recipe: FinetuningRecipe,
-    world: World,
-    *,
-    followed: bool = False,
+    initial: InitialTaskModel, config: TaskConfig, recipe: FinetuningRecipe, world: World
 ) -> tuple[Trainer, TaskModel]:
-    """Return the trainer, and its network in the form for prediction.
-
-    `followed`: the weights are changed after each step.
-    """
+    """Return the trainer, and its network in the form for prediction."""
     gpu, precision = world.device.type == "cuda", choose_precision(recipe.run.precision, world.device)
     network, seed = initial.network, recipe.run.seed
     if config.head.encoder == "lora":
@@ -283,7 +264,7 @@ def build_trainer(
         world.size,
         one_graph,
         recipe.run.recompute,
-        followed=followed,
+        followed=recipe.sparse.has_masks,
     )
     graphs = None if why_not_recorded(facts) else recording_of(optimizer, world.device)
     clip_norm, guard = recipe.optim.clip_norm, GradientGuard("off")
@@ -345,4 +326,4 @@ def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None
     for key, (needed, instead) in needs.items():
         if needed and not splits.evaluation_names:
             what = "needs a development set, and there is none"
-            raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")
+            raise UserError(what, key=key, remedy=f"add its file, or `{key}={instead}`")

@@ -39,6 +39,12 @@ class TaskModel:
     device: torch.device
     precision: Precision
 
+    @property
+    def network(self) -> Network:
+        """Return the network under the task's head, which is not a BiLSTM."""
+        assert isinstance(self.objective.scorer, NetworkScorer), "the caller has looked"
+        return self.objective.scorer.network
+
     def encode(self, examples: Sequence[Example]) -> EncodedSet:
         """Return the examples in the form that the model takes."""
         return self.config.kind.encode(examples, self.config.labels, self.tokenizer, self.config.text)

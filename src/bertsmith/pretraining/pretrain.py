@@ -5,7 +5,7 @@ and its result, the request that builds a job (set up in `run_setup`, with the p
 its batches with their budget, and its results.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +15,6 @@ from typing import Literal
 
 import torch
 
-from bertsmith.core.errors import UserError
-from bertsmith.core.files import read_json
 from bertsmith.core.measures import Declaration
 from bertsmith.core.wording import counted
 from bertsmith.corpus.token_store import TokenStore
@@ -39,9 +37,9 @@ from bertsmith.pretraining.pretraining_parts import (
     max_evaluation_seconds,
     plot_curves,
 )
-from bertsmith.pretraining.run_setup import STORE_FILE, Run, begin_folder, run_folder, set_up
+from bertsmith.pretraining.run_setup import Run, begin_folder, begun_with, run_folder, set_up
 from bertsmith.recipe.idle_keys import PRETRAINING_KEYS, free_at_resume
-from bertsmith.recipe.load import differences, load_recipe, preset_names
+from bertsmith.recipe.load import Difference, preset_names
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.budget import Minutes
 from bertsmith.training.callbacks import ProgressCallback
@@ -49,7 +47,7 @@ from bertsmith.training.distributed import World, in_world
 from bertsmith.training.early_stopping import NEVER_EARLY, EarlyStopping
 from bertsmith.training.job import Cadence, Ending, Facts, Job, NextStep, Start, run_job
 from bertsmith.training.journal import RunJournal, read_metrics
-from bertsmith.training.run_folder import RunFolder
+from bertsmith.training.run_folder import OTHER_RUN, RunFolder
 from bertsmith.training.trainer import Clock, Progress
 
 MIN_USEFUL_STEPS = 100
@@ -111,7 +109,7 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
         request = PretrainingRequest(with_true_model(recipe), opened, folder, early_stopping)
         ending = run_job(request, world, callback, clock=clock)
         if ending.before and world.main:
-            onward = f"{_start_option(recipe)} {folder.model} and a new --out"
+            onward = f"`start.model={folder.model}` and a new `out`"
             callback.on_message(f"to train on from its model: {onward}")
         return _result_of(request, ending)
 
@@ -138,28 +136,15 @@ def _result_of(request: "PretrainingRequest", ending: Ending) -> PretrainingResu
 
 def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None:
     """Raise if the folder contains a run with another recipe or store, or anything but a run."""
-    folder.check_no_unknown_files()
-    if not folder.begun:
-        return
-    found = differences(load_recipe(folder.config).model_dump(), recipe.model_dump())
-    if changed := [each for each in found if each.key not in FREE_KEYS]:
-        if folder.finished and {each.key for each in changed} <= BUDGET_KEYS:
-            what = f"the run there is finished, and its learning rate has gone to its end: {changed[-1]}"
-            remedy = f"train on from its model: {_start_option(recipe)} {folder.model} and a new --out"
-            raise UserError(what, where=str(folder.config), remedy=remedy)
-        what = f"the run there has another recipe: {'; '.join(map(str, changed))}"
-        remedy = "give --out a new folder, or take the change back"
-        raise UserError(what, where=str(folder.config), remedy=remedy)
-    store_file = folder.path / STORE_FILE
-    if read_json(store_file, remedy="start the run anew in another folder").get("hash") != store.hash:
-        what = "the run there was started with another store"
-        remedy = f"give --store the same folder as before, not {store.folder}"
-        raise UserError(what, where=str(store_file), remedy=remedy)
 
+    def remedy(changed: Sequence[Difference]) -> str:
+        if not folder.finished or not {each.key for each in changed} <= BUDGET_KEYS:
+            return OTHER_RUN
+        onward = f"`start.model={folder.model}` and a new `out`"
+        return f"its learning rate has gone to its end; train on from its model: {onward}"
 
-def _start_option(recipe: Recipe) -> str:
-    """Return the option that names the initial model: `distill` has another one."""
-    return "--student" if recipe.examples.objective == "distilled" else "--from"
+    asked = {"recipe": recipe.model_dump(), "store": store.hash}
+    folder.check_same_run(asked, lambda: begun_with(folder), free=FREE_KEYS, remedy=remedy)
 
 
 # ---- the request
@@ -260,8 +245,8 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
     text = f"about {counted(steps, 'step')} of {each:.2g} seconds fit into {counted(minutes, 'minute')}"
     if steps < MIN_USEFUL_STEPS:
         text += (
-            ", too few to learn much: allow more (--minutes), or take a smaller batch (--batch), "
-            "shorter sequences (--max-length) or a smaller model (bertsmith recipe list)"
+            ", too few to learn much: allow more `run.minutes`, or take a smaller batch (`batch.sequences`), "
+            "shorter sequences (`examples.stages`) or a smaller model (bertsmith recipe list)"
         )
     run.start.callback.on_message(text)
 

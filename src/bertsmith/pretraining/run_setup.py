@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json, write_text
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data.data_loader import PretrainingDataset
 from bertsmith.model.encoder import layers_in
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.pretraining.data_stages import Stages, budget_of
 from bertsmith.pretraining.fixed_evaluation import (
     fixed_data,
@@ -24,7 +23,7 @@ from bertsmith.pretraining.fixed_evaluation import (
 from bertsmith.pretraining.hardware import Machine, choices, fit_machine
 from bertsmith.pretraining.held_out import HeldOutSet, held_out_set, unigram_entropy
 from bertsmith.pretraining.initial_model import build_initial_model
-from bertsmith.recipe.load import recipe_text
+from bertsmith.recipe.load import load_recipe, recipe_text
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.budget import Budget
 from bertsmith.training.cuda_graphs import recording_of
@@ -79,7 +78,9 @@ class Run:
     def held_out_set(self, stage: int) -> HeldOutSet:
         """Return the held-out set of a stage."""
         if stage not in self.held_out_sets:
-            self.held_out_sets[stage] = held_out_set(self.held_out_data, stage, self.world)
+            batch, length = self.recipe.batch, self.recipe.examples.stages[stage].length
+            rows = batch.sequences if batch.by == "sequences" else max(1, batch.tokens // length)
+            self.held_out_sets[stage] = held_out_set(self.held_out_data, stage, self.world, block=rows)
         return self.held_out_sets[stage]
 
     def average_weights(self, progress: Progress) -> None:
@@ -102,6 +103,7 @@ def set_up(recipe: Recipe, store: TokenStore, folder: RunFolder, start: Start) -
     )
     loading: dict[str, Any] = {"rank": world.rank, "world": world.size, "cache": folder.path / PLANS}
     loading |= {"micro_tokens": machine.micro_tokens, "multiples": machine.multiples}
+    loading |= {"fields": declaration(recipe).fields}
     train = PretrainingDataset(store, recipe, split="train", **loading)
     held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
     fixed = fixed_data(store, recipe, world, micro_tokens=machine.micro_tokens, cache=folder.path / PLANS)
@@ -141,10 +143,15 @@ def _check_before_it_begins(folder: RunFolder, datasets: Sequence[PretrainingDat
     for dataset in datasets:
         for stage in range(len(dataset.recipe.examples.stages)):
             dataset.stage_index(stage).steps_in(0)
-    file = folder.path / TEACHER_FILE
-    if folder.begun and teacher and read_json(file, remedy="give --out a new folder") != {"hash": teacher}:
-        what = "the run there was started with another teacher: its weights have changed since"
-        raise UserError(what, where=str(file), remedy="put them back, or give --out a new folder")
+    folder.check_same_run({"teacher": teacher} if teacher else {}, lambda: begun_with(folder))
+
+
+def begun_with(folder: RunFolder) -> dict[str, Any]:
+    """Return the recipe of a run, and the hashes of its store and its teacher, if any."""
+    files = {name: folder.path / file for name, file in (("store", STORE_FILE), ("teacher", TEACHER_FILE))}
+    remedy = "start the run anew in another folder"
+    hashes = {name: read_json(file, remedy=remedy)["hash"] for name, file in files.items() if file.is_file()}
+    return {"recipe": load_recipe(folder.config).model_dump(), **hashes}
 
 
 def begin_folder(run: Run) -> None:

@@ -174,6 +174,33 @@ class AnswersSection(Section):
     tuned: by the development set; off: 0.5, or the most likely class (the papers)."""
 
 
+Part = Annotated[float, Field(ge=0, lt=1)]
+
+
+class SparseSection(Section):
+    """Zero weights in the layers (pruning by magnitude); embeddings, norms, biases and heads have none."""
+
+    gradual: Annotated[float, Field(gt=0, lt=1)] | Off = "off"
+    """Fraction of the weights to set to zero, the smallest first, between a tenth and seven tenths of the run
+    (Zhu & Gupta 2017)."""
+    keep_zeros: bool = False
+    """Weights that are zero when the run begins stay zero."""
+    begin_at: Part = 0.0
+    """Fraction of the schedule at which a run with keep_zeros begins: with its examples and learning rate
+    (rewinding; Renda et al. 2020)."""
+    early_at: Part | Off = "off"
+    """Fraction of the schedule at which the weights are written to early.safetensors, for later runs to
+    rewind to (Frankle et al. 2020)."""
+
+    @property
+    def has_masks(self) -> bool:
+        """True if some weights are zero."""
+        return self.keep_zeros or self.gradual != "off"
+
+
+SPARSE = ("sparse.gradual", "sparse.keep_zeros", "sparse.early_at")
+
+
 class FinetuningRecipe(Section):
     """A complete fine-tuning recipe."""
 
@@ -186,6 +213,11 @@ class FinetuningRecipe(Section):
             "head.encoder",
             ("tuned", "lora"),
         ),
+        Only(SPARSE, "head.encoder", ("tuned",)),
+        Only(SPARSE, "run.minutes", ("off",)),  # which weights go follows from the number of steps
+        # The best weights may be some of before the pruning.
+        Only(("sparse.gradual",), "run.keep", ("last",)),
+        Only(("sparse.begin_at",), "sparse.keep_zeros", (True,)),
     )
 
     task: str
@@ -198,6 +230,7 @@ class FinetuningRecipe(Section):
     run: FinetuningRunSection = FinetuningRunSection()
     answers: AnswersSection = AnswersSection()
     distill: TaskDistillSection = TaskDistillSection()
+    sparse: SparseSection = SparseSection()
 
     @model_validator(mode="after")
     def only_frozen_features_have_layers(self) -> "FinetuningRecipe":
@@ -206,7 +239,7 @@ class FinetuningRecipe(Section):
         if self.head.encoder != "frozen-features" and not idle:
             key = next(name for name, value in self.features if value != getattr(FeaturesSection(), name))
             what = f"head.encoder = {self.head.encoder} reads no features, and features.{key} is about them"
-            remedy = "--set head.encoder=frozen-features"
+            remedy = "set `head.encoder=frozen-features`"
             raise RuleError(what, keys=(f"features.{key}", "head.encoder"), remedy=remedy)
         return self
 
@@ -216,6 +249,6 @@ class FinetuningRecipe(Section):
         if self.text.long_texts == "windows" and step >= longest:
             what = f"text.step = {step} is not below text.longest = {longest}: windows would not overlap"
             raise RuleError(
-                what, keys=("text.step", "text.longest"), remedy=f"--set text.step={longest // 2}"
+                what, keys=("text.step", "text.longest"), remedy=f"set `text.step={longest // 2}`"
             )
         return self

@@ -7,6 +7,7 @@ into the cell, and reports tell of mixtures.
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -25,11 +26,19 @@ COMPUTES: dict[str, int] = {}
 
 Raise it if the part computes something else on purpose: cells of the old version are then made anew. A test
 compares the losses of a few steps of each part with stored ones."""
-INERT: dict[str, Any] = {"pretrain model.cell": 4096}
+INERT: dict[str, Any] = {
+    "pretrain model.cell": 4096,
+    "finetune sparse.gradual": "off",
+    "finetune sparse.keep_zeros": False,
+    "finetune sparse.begin_at": 0.0,
+    "finetune sparse.early_at": "off",
+}
 """Value of a new recipe key, by kind and key ("pretrain examples.new"), with which a run is as before the key
 existed. A key with this value is left out of the hash, so that older cells stay valid."""
 
 CELL, RUN, RESULT, FAILURE, LOG, LOCK = "cell.json", "run", "result.json", "failure.json", "log.txt", ".lock"
+GONE = "model-removed"
+"""Empty file in a cell whose model was removed: it is made again if a stage needs it."""
 CONFIG = "config.json"
 """File of a model folder that has the sizes of the model."""
 PREDICTIONS = "predictions-{split}.npz"
@@ -244,7 +253,7 @@ class Cells:
         known = self._read(file)
         if known["key"] != stage.key:
             what = "belongs to other work whose key begins alike"
-            raise UserError(what, where=str(file.parent), remedy="give the study another --cells")
+            raise UserError(what, where=str(file.parent), remedy="give the study another `cells`")
         return int(known["threads"])
 
     def end(self, stage: Stage, outcome: Result | Failure) -> None:
@@ -255,6 +264,26 @@ class Cells:
             (folder / FAILURE).unlink(missing_ok=True)
         else:
             write_json(folder / FAILURE, asdict(outcome))
+
+    def lacks_model(self, stage: Stage) -> bool:
+        """True if the model of a stage was removed."""
+        return (self.folder(stage) / GONE).is_file()
+
+    def remove_model(self, stage: Stage) -> None:
+        """Remove the model of a finished stage; its result and predictions stay."""
+        folder = self.folder(stage)
+        (folder / GONE).touch()  # first, so that no stage begins with half of a model
+        for place in ("model", "plans"):
+            shutil.rmtree(folder / RUN / place, ignore_errors=True)
+        for file in (folder / RUN).glob("*.safetensors"):
+            file.unlink()
+
+    def prepare_anew(self, stage: Stage) -> None:
+        """Let a stage be made again whose model was removed."""
+        folder = self.folder(stage)
+        shutil.rmtree(folder / RUN, ignore_errors=True)
+        for file in (RESULT, GONE):
+            (folder / file).unlink(missing_ok=True)
 
     def _read(self, file: Path) -> dict[str, Any]:
         return read_json(file, remedy=f"remove {file.parent}: the cell is then made again")

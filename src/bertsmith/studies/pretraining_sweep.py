@@ -66,12 +66,10 @@ def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
         key, equals, listed = text.partition("=")
         found = [each.strip() for each in listed.split(",")]
         if not equals or not key.strip() or not all(found):
-            remedy = "write a key and its values: --sweep optim.peak_lr=1e-3,2e-3,4e-3"
-            raise UserError(f"{text!r} names no values of a key", where="--sweep", remedy=remedy)
+            remedy = "write a key and its values: `sweep=optim.peak_lr=1e-3,2e-3,4e-3`"
+            raise UserError(f"{text!r} names no values of a key", key="sweep", remedy=remedy)
         if key.strip() in values or len(set(found)) < len(found):
-            raise UserError(
-                f"{key.strip()} has a value twice", where="--sweep", remedy="give each value once"
-            )
+            raise UserError(f"{key.strip()} has a value twice", key="sweep", remedy="give each value once")
         values[key.strip()] = found
     return grid_points(values)
 
@@ -135,13 +133,13 @@ def _check(trials: Sequence[PretrainingTrial], store: Path) -> None:
     """Raise before the first run, not after hours of training, if a folder contains something else."""
     place, opened = trials[0].out.parent, TokenStore.open(store)
     if run_folder(place).begun:
-        remedy = "give --out a folder of its own"
+        remedy = "give `out` a folder of its own"
         raise UserError(
             "holds a single run, beside which no others can be kept", where=str(place), remedy=remedy
         )
     if len({trial.out for trial in trials}) < len(trials):
         remedy = "sweep over other keys"
-        raise UserError("two runs of the sweep have one name", where="--sweep", remedy=remedy)
+        raise UserError("two runs of the sweep have one name", key="sweep", remedy=remedy)
     for trial in trials:
         check_same_run(run_folder(trial.out), with_true_model(trial.recipe), opened)
 

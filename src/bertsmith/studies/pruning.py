@@ -17,7 +17,6 @@ from bertsmith.finetuning.assignment import (
     EXAMPLES,
     MODEL_FILES,
     Assignment,
-    check_same_examples,
     hashes_of,
     hashes_of_files,
 )
@@ -28,13 +27,13 @@ from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits
 from bertsmith.inference.finetuned_folder import write_finetuned
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import model_folder
-from bertsmith.inference.task_model import TaskModel, task_model_of
+from bertsmith.inference.task_model import task_model_of
 from bertsmith.inference.unit_importance import task_importance
 from bertsmith.model.folder.model_folder import write_model
 from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.model.network import Network
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
-from bertsmith.recipe.load import differences, leaves
+from bertsmith.recipe.load import leaves
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.selection import Widths, chosen_units, counts_left
@@ -42,7 +41,6 @@ from bertsmith.shrink.slicing import KeptUnits, all_units, blocks_to_prune, prun
 from bertsmith.studies.sweep import Stopped, check_no_stop, with_values
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
-from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -125,7 +123,7 @@ def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
         remedy = "fine-tune it first: what matters to a task is removed last"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
     if named and named != config.task:
-        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave --task out"
+        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave `task` out"
         raise UserError(what, where=str(folder), remedy=remedy)
     if config.head.encoder == "frozen-features":
         what = "a BiLSTM on frozen layers learned the task, and the encoder knows nothing of it"
@@ -153,7 +151,7 @@ def task_to_train(
         return task, pruning_recipe(task, config, overrides, options=options)
     if not named:
         what = "was not fine-tuned here, and no task is named"
-        raise UserError(what, where=str(folder), remedy="add --task, such as sst2")
+        raise UserError(what, where=str(folder), remedy="add `task`, such as sst2")
     task = task_named(named)
     return task, with_values(finetuning_recipe(task, overrides, options=options), {"run.keep_state": False})
 
@@ -199,33 +197,17 @@ def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
     """Prune a model; a job in the folder resumes, or is reported if it is finished."""
     refuse_several_processes("pruning has one process")
     folder = RunFolder(request.out, ASSIGNMENT, RESULT)
-    check_same_request(folder, asked := request.to_json())
+    folder.check_same_run(asked := request.to_json())
     splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
     splits = splits.limited(request.recipe.run.limit)
-    check_same_examples(folder, hashes := hashes_of(splits.splits))
+    folder.check_same_run(hashes := {EXAMPLES: hashes_of(splits.splits)})
     if not folder.finished:
         first = _units_to_begin_with(request)
         with folder.locked(), StopRequested(callback.on_signal) as stop:
-            write_json(folder.config, {**asked, EXAMPLES: hashes})
+            write_json(folder.config, {**asked, **hashes})
             _Pruning(request, splits, first, callback, stop).run(folder)
     shutil.rmtree(request.out / ROUNDS, ignore_errors=True)
     return _result_in(folder)
-
-
-def check_same_request(folder: RunFolder, asked: Mapping[str, Any]) -> None:
-    """Raise if the folder contains anything but this job, begun or finished."""
-    folder.check_no_unknown_files()
-    if folder.begun:
-        begun = read_json(folder.config, remedy="give --out a new folder")
-        changed = [key for key in asked if begun.get(key) != asked[key]]
-        if changed == [MODEL_FILES]:
-            files = differences(begun.get(MODEL_FILES, {}), asked[MODEL_FILES])
-            what = f"holds a job on a model that has changed since ({', '.join(each.key for each in files)})"
-            remedy = "give --out a new folder, or take the change back"
-            raise UserError(what, where=str(folder.path), remedy=remedy)
-        if changed:
-            what = f"holds a job that was asked for something else ({', '.join(changed)})"
-            raise UserError(what, where=str(folder.path), remedy="give --out a new folder")
 
 
 def _units_to_begin_with(request: PruningRequest) -> list[KeptUnits]:
@@ -286,7 +268,7 @@ class _Pruning:
                 kept = self._prune_once(before, folder, kept, number)
             bert = load(self.request.model if before is None else folder, device=self._device)
             write_json(facts, self._facts(bert, kept))
-        return read_json(facts, remedy="give --out a new folder")
+        return read_json(facts, remedy="give `out` a new folder")
 
     def _facts(self, bert: Bert, kept: Sequence[Sequence[int]]) -> dict[str, Any]:
         units = all_units(bert.model.network)
@@ -317,12 +299,12 @@ class _Pruning:
         assert bert.finetuned is not None, "task_of_model has looked"
         model = task_model_of(bert.model.network, bert.finetuned, bert.engine)
         if number == 1:
-            model.objective.scorer.network = without_layers(network_of(model), removal.layers)
+            model.objective.scorer.network = without_layers(model.network, removal.layers)
         examples = self.splits.limited(removal.examples).splits["train"]
         importance = task_importance(model, model.encode(examples))
         left = counts_left(self.first, removal.fractions, removal.widths, done=number / removal.rounds)
         units = chosen_units(importance, left)
-        network = pruned_network(network_of(model), units).cpu()
+        network = pruned_network(model.network, units).cpu()
         write_pruned(folder, bert, network)
         return [[heads[each] for each in block.heads] for heads, block in zip(kept, units, strict=True)]
 
@@ -338,13 +320,6 @@ class _Pruning:
     @property
     def _device(self) -> str:
         return self.request.recipe.run.device
-
-
-def network_of(model: TaskModel) -> Network:
-    """Return the network of a task model that is not a BiLSTM."""
-    scorer = model.objective.scorer
-    assert isinstance(scorer, NetworkScorer), "task_of_model has looked"
-    return scorer.network
 
 
 def copy_model(trained: Path, folder: Path) -> None:

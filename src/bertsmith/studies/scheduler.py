@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from bertsmith.core.errors import Diverged, DoesNotFit, UserError
+from bertsmith.core.errors import Diverged, DoesNotFit, UserError, in_file
 from bertsmith.core.files import locked
 from bertsmith.studies.cells import (
     FAILURE,
@@ -94,6 +94,8 @@ class Scheduler:
     callback: ProgressCallback
     on_change: Callable[["Scheduler"], None]
     """Called after each change, to write down how far the study is."""
+    keeps_models: bool = False
+    """False to remove each model as soon as no stage of the study needs it."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[str, CellProcess] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
@@ -110,6 +112,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Make all cells that can be made; if asked to stop, raise Stopped once all have ended."""
+        self._remove_models()
         with StopRequested(self.callback.on_signal) as stop:
             try:
                 while self.waiting or self.running:
@@ -139,6 +142,9 @@ class Scheduler:
 
     def _begin_what_fits(self) -> None:
         for stage in self.waiting:
+            for each in stage.stages_before:
+                if self.cells.lacks_model(each):  # of an earlier study, or one beside this
+                    self.outcomes.pop(each.key, None)
             before = [self.outcomes.get(each.key) for each in stage.stages_before]
             if (failed := next((each for each in before if each and each.failure), None)) is not None:
                 self._ended(Outcome(stage, failure=failed.failure))
@@ -252,8 +258,21 @@ class Scheduler:
         self.outcomes[outcome.stage.key] = outcome
         if outcome.result is not None:
             self._tell(outcome.stage, f"is done after {outcome.result.seconds:.0f} s")
+            self._remove_models()
         elif outcome.failure is not None:
             self._tell(outcome.stage, f"failed: {outcome.failure.reason}")
+
+    def _remove_models(self) -> None:
+        """Remove the models that no stage needs any more; one that would be tried again needs its inputs."""
+        open_stages = [
+            stage
+            for key, stage in self.stages.items()
+            if not (key in self.outcomes and self.outcomes[key].is_final)
+        ]
+        needed = {each.key for stage in open_stages for each in stage.stages_before}
+        for key, outcome in self.outcomes.items() if not self.keeps_models else ():
+            if outcome.result is not None and key not in needed and not self.cells.lacks_model(outcome.stage):
+                self.cells.remove_model(outcome.stage)
 
     def _end_all(self) -> None:
         """Ask all running cells to stop, and end those that have not saved in time."""
@@ -330,6 +349,8 @@ def run_cell(
     os.dup2(log, 2)
     # A process that has outlived its study, or serves another one, may hold the lock.
     with locked(folder / LOCK):
+        if cells.lacks_model(stage):
+            cells.prepare_anew(stage)
         if cells.outcome(stage).is_final:
             return
         (folder / FAILURE).unlink(missing_ok=True)
@@ -339,9 +360,9 @@ def run_cell(
             if isinstance(error, DoesNotFit) and not has_all:
                 sys.exit(TOO_LARGE)
             # A key that is no part of the cell may have another value next time, and a GPU more memory.
-            of_cell = error.where in stage.facts["recipe"] and error.where not in OF_THE_MACHINE
+            of_cell = error.key in stage.facts["recipe"] and error.key not in OF_THE_MACHINE
             repeats = isinstance(error, Diverged) or (of_cell and not isinstance(error, DoesNotFit))
-            cells.end(stage, Failure(error.line(), where=stage.name, repeats=repeats))
+            cells.end(stage, Failure(error.spelled(in_file).line(), where=stage.name, repeats=repeats))
             return
         if result is None:
             sys.exit(STOPPED)

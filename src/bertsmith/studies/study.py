@@ -82,8 +82,19 @@ class Study(Protocol):
         """Return its tables; failed trials are rows, too."""
 
 
-def run_study(study: Study, out: Path, cells: Cells, places: Places, callback: ProgressCallback) -> Report:
-    """Make the missing cells, and write and return the report; a failed cell stops no other."""
+def run_study(  # noqa: PLR0913 - a study, and all that it needs of the machine
+    study: Study,
+    out: Path,
+    cells: Cells,
+    places: Places,
+    callback: ProgressCallback,
+    *,
+    keeps_models: bool = False,
+) -> Report:
+    """Make the missing cells, and write and return the report; a failed cell stops no other.
+
+    Models leave the disk when no run of the study needs them any more, unless it keeps them.
+    """
     trials = study.trials()
     stages = distinct(stage for trial in trials for stage in trial.stages.values())
     _check(trials, stages.values(), places)
@@ -91,7 +102,7 @@ def run_study(study: Study, out: Path, cells: Cells, places: Places, callback: P
     try:
         _lock(handle, out)
         status = StatusFile(out, trials)
-        scheduler = Scheduler(cells, places, stages, callback, on_change=status.write)
+        scheduler = Scheduler(cells, places, stages, callback, status.write, keeps_models)
         status.write(scheduler, now=True)
         try:
             scheduler.run()
@@ -124,8 +135,8 @@ def _check(trials: Sequence[Trial], stages: Iterable[Stage], places: Places) -> 
         raise UserError(f"no trial can run: {failure.reason}", remedy="change the study")
     if places.together > 1 and any(stage.by_clock for stage in stages):
         what = "a budget in minutes depends on the neighbours of a run"
-        remedy = "give budgets in steps, tokens or epochs, or leave --together out"
-        raise UserError(what, where="--together", remedy=remedy)
+        remedy = "give budgets in steps, tokens or epochs, or leave `together` out"
+        raise UserError(what, key="together", remedy=remedy)
 
 
 def _lock(handle: int, out: Path) -> None:
@@ -212,7 +223,7 @@ def plan_of(study: Study, cells: Cells, places: Places) -> dict[str, Any]:
 
 def read_status(out: Path) -> dict[str, Any]:
     """Return how far the study in a folder is, and whether a process works on it now."""
-    facts = read_json(out / STATUS, remedy="give the folder of a study (--out of `bertsmith study run`)")
+    facts = read_json(out / STATUS, remedy="give the folder of a study (`out` of `bertsmith study run`)")
     handle = open_lock_file(out / LOCK)
     try:
         lock_for_this_process(handle)

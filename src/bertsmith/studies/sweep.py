@@ -82,7 +82,7 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
         check_same_run(trial.assignment)
         study = trial.assignment.out.parent
         if finetuning_folder(study).begun:  # opening the folder would give that run, not the best of these
-            remedy = "give --out a folder of its own"
+            remedy = "give `out` a folder of its own"
             raise UserError(
                 "holds a single run, beside which no others can be kept", where=str(study), remedy=remedy
             )

@@ -4,14 +4,22 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bertsmith.core.errors import UserError
-from bertsmith.core.files import lock_for_this_process, open_lock_file, remove_empty, sha256_of, write_text
+from bertsmith.core.files import (
+    lock_for_this_process,
+    open_lock_file,
+    read_json,
+    remove_empty,
+    sha256_of,
+    write_text,
+)
+from bertsmith.recipe.load import Difference, differences
 from bertsmith.training.checkpoint_storage import newest_sound_step
 from bertsmith.training.distributed import ALONE, World
 
@@ -22,6 +30,8 @@ FOR_PEOPLE = {".md", ".png", ".jsonl"}
 """Endings of files in the model that no program reads again: users may change them."""
 PARTIAL = ".partial"
 """Ending of the names of files that are being written (core/files.py)."""
+MAX_DIFFERENCES = 6
+OTHER_RUN = "give `out` a new folder, or take the change back"
 Block = list[str]
 """Lines of one block of the card; blocks are separated by a blank line."""
 
@@ -127,8 +137,33 @@ class RunFolder:
             file.name in known or file.name.endswith(PARTIAL) for file in self.path.iterdir()
         ):
             return
-        remedy = "give --out a new folder, or that of a run to resume"
+        remedy = "give `out` a new folder, or that of a run to resume"
         raise UserError("holds files but no run", where=str(self.path), remedy=remedy)
+
+    def check_same_run(
+        self,
+        asked: Mapping[str, Any],
+        begun_with: Callable[[], Mapping[str, Any]] | None = None,
+        *,
+        free: Set[str] = frozenset(),
+        remedy: Callable[[Sequence[Difference]], str] = lambda _: OTHER_RUN,
+    ) -> None:
+        """Raise if the folder contains a run that was asked for something else, or files but no run.
+
+        Only the keys of `asked` are compared with what the run began with, which is its config file if this
+        is JSON. `free` are keys of the recipe that may change. Without a remedy a change is allowed.
+        """
+        self.check_no_unknown_files()
+        if not self.begun:
+            return
+        known = begun_with() if begun_with else read_json(self.config, remedy="give `out` a new folder")
+        found = differences({key: known.get(key, {}) for key in asked}, asked)
+        changed = [replace(each, key=each.key.removeprefix("recipe.")) for each in found]
+        changed = [each for each in changed if each.key not in free]
+        if changed and (told := remedy(changed)):
+            more = len(changed) - MAX_DIFFERENCES
+            listed = [*map(_told, changed[:MAX_DIFFERENCES]), *([f"and {more} more"] if more > 0 else [])]
+            raise UserError(f"holds another run: {'; '.join(listed)}", where=str(self.path), remedy=told)
 
     def remove_partial_files(self) -> None:
         """Remove half-written files and folders of killed processes."""
@@ -152,6 +187,16 @@ class RunFolder:
                 os.close(handle)
 
 
+def _told(change: Difference) -> str:
+    """Return a change in words; hashes mean nothing to people."""
+    hashes = [each for each in (change.before, change.now) if each is not None]
+    if not all(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in hashes):
+        return str(change)
+    whose, _, file = change.key.partition(".")
+    of = f"the {whose.removesuffix('_files')}"
+    return f"{file} of {of} has changed since" if file else f"{of} has changed since"
+
+
 def _lock(folder: Path) -> int:
     handle = open_lock_file(folder / LOCK)
     try:
@@ -160,7 +205,7 @@ def _lock(folder: Path) -> int:
         os.close(handle)
         held = isinstance(error, BlockingIOError | PermissionError)
         what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
-        remedy = "wait for it or stop it, or give --out another folder"
+        remedy = "wait for it or stop it, or give `out` another folder"
         raise UserError(what, where=str(folder), remedy=remedy) from error
     return handle
 

@@ -190,7 +190,7 @@ def test_a_resumed_run_wants_the_same_teacher(teacher, store, tmp_path):
     with torch.no_grad():
         network.heads["mlm"].bias += 1
     write_model(folder, Model(network))
-    with pytest.raises(UserError, match="another teacher: its weights have changed"):
+    with pytest.raises(UserError, match="the teacher has changed since"):
         run_tiny(store, tmp_path / "run", *of(folder))
 
 

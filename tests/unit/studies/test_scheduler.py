@@ -14,16 +14,19 @@ import pytest
 from bertsmith.core.files import locked
 from bertsmith.studies.cells import LOCK, LOG, RUN, Cells, Data, Failure, Stage, distinct
 from bertsmith.studies.scheduler import STOPPED, CellProcess, Places, Scheduler, Stopped
-from tests.unit.studies.toy_stage import STEPS, Heard, stage
+from tests.unit.studies.toy_stage import MODEL, STEPS, Heard, stage
 from tests.unit.studies.toy_study import run_toy_study
 
 ROOT = Path(__file__).parents[3]
 KILLS = 3
 
 
-def made(place: Path, *stages: Stage, **places: object) -> tuple[Scheduler, Heard]:
+def made(
+    place: Path, *stages: Stage, keeps_models: bool = False, **places: object
+) -> tuple[Scheduler, Heard]:
     heard = Heard()
-    scheduler = Scheduler(Cells(place), Places(**places), distinct(stages), heard, lambda _: None)
+    cells, wanted = Cells(place), distinct(stages)
+    scheduler = Scheduler(cells, Places(**places), wanted, heard, lambda _: None, keeps_models)
     scheduler.run()
     return scheduler, heard
 
@@ -65,6 +68,23 @@ def test_failures_end_neither_the_study_nor_each_other(tmp_path, monkeypatch):
     # Only what does not repeat is tried again.
     _, heard = made(tmp_path, stages["diverges"], stages["bad"], stages["busy"], stages["is killed"])
     assert [text for text in heard.messages if text.endswith("begins")] == [f"{stages['busy'].name} begins"]
+
+
+def test_models_leave_the_disk_when_no_stage_needs_them_and_are_made_again_for_one_that_does(tmp_path):
+    first, cells = stage(), Cells(tmp_path)
+    second, busy = stage(before=first, seed=1), stage(before=first, end="busy")
+    outcomes = made(tmp_path, second, busy)[0].outcomes
+    # What failed may be tried again, and needs its input.
+    assert [cells.lacks_model(each) for each in (first, second)] == [False, True]
+    assert not (cells.folder(second) / MODEL).exists()
+    made(tmp_path, second)
+    assert cells.lacks_model(first) and cells.outcome(first).result == outcomes[first.key].result
+    third = stage(before=first, seed=2)
+    scheduler, heard = made(tmp_path, third, keeps_models=True)
+    begun = [text for text in heard.messages if text.endswith("begins")]
+    assert begun == [f"{each.name} begins" for each in (first, third)]
+    assert scheduler.outcomes[first.key].result == outcomes[first.key].result
+    assert not cells.lacks_model(third)
 
 
 def test_what_does_not_fit_beside_others_is_tried_once_more_alone(tmp_path):

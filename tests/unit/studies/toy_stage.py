@@ -16,6 +16,7 @@ from bertsmith.training.memory_share import MEMORY_SHARE
 SCORE = Metric("score")
 STEPS = "steps.txt"
 """File with a line for each step that was taken."""
+MODEL = "model/value.json"
 
 
 class RunOfWalk(Section):
@@ -45,7 +46,7 @@ def walk(work: Work) -> Result | None:
     recipe, file = cast(Walk, work.stage.recipe), work.folder / "state.json"
     work.folder.mkdir(exist_ok=True)
     first = not file.exists()
-    before = sum(read_json(folder / "state.json", remedy="")["value"] for folder in work.inputs.values())
+    before = sum(read_json(folder / MODEL, remedy="")["value"] for folder in work.inputs.values())
     state = {"step": 0, "value": before} if first else read_json(file, remedy="")
     write_json(file, state)
     with StopRequested() as stop:
@@ -61,6 +62,7 @@ def walk(work: Work) -> Result | None:
             work.callback.on_step(state["step"] / recipe.run.steps, {})
             if stop.here:
                 return None
+    write_json(work.folder / MODEL, state)
     made_with = {name: os.environ[name] for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", MEMORY_SHARE)}
     metrics = {"dev": {"score": state["value"]}}
     return Result(metrics, "dev", SCORE, recipe.run.steps, 0.25, made_with, recipe.peak, 100)

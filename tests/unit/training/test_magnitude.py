@@ -5,8 +5,8 @@ import torch
 
 from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.folder.tensor_files import read_tensors
-from bertsmith.shrink import magnitude
-from bertsmith.studies.magnitude_pruning import GradualSchedule
+from bertsmith.training import magnitude
+from bertsmith.training.magnitude import GradualSchedule
 from tests.lively_networks import lively_network
 
 

@@ -5,6 +5,7 @@ masks.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,10 @@ from bertsmith.model.network import Network, published_names
 
 Masks = dict[str, Tensor]
 """Masks by bertsmith's names of weights; True for each weight that is kept."""
+GRADUAL = (0.1, 0.7)
+"""Fractions of a run between which weights are pruned: after the warm-up, with time to recover at the end."""
+UPDATES = 100
+"""Number of intervals of a run; masks are recomputed after each interval that is within GRADUAL."""
 
 
 def prunable_weights(network: Network) -> dict[str, nn.Parameter]:
@@ -27,6 +32,29 @@ def cubic_sparsity(final: float, done: float) -> float:
     It rises quickly while many weights can be spared, and slowly in the end.
     """
     return final * (1 - (1 - min(max(done, 0.0), 1.0)) ** 3)
+
+
+@dataclass(frozen=True, slots=True)
+class GradualSchedule:
+    """The steps of a run at which masks are recomputed, and the sparsity of each."""
+
+    final: float
+    steps: int
+
+    @property
+    def last(self) -> int:
+        """The last step at which weights are pruned."""
+        return max(1, round(GRADUAL[1] * self.steps))
+
+    def is_due(self, taken: int) -> bool:
+        """True if masks are recomputed after this many steps."""
+        every = max(1, self.steps // UPDATES)
+        return GRADUAL[0] * self.steps <= taken <= self.last and (taken % every == 0 or taken == self.last)
+
+    def sparsity(self, taken: int) -> float:
+        """Return the fraction of weights that are zero after this many steps."""
+        first = GRADUAL[0] * self.steps
+        return cubic_sparsity(self.final, (taken - first) / (self.last - first))
 
 
 def magnitude_masks(weights: Mapping[str, Tensor], sparsity: float) -> Masks:
