@@ -34,8 +34,8 @@ class AttentionRule:
     """With `causal`: True if each token sees itself and later tokens, not earlier ones."""
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
-"""Signature of packed attention: query, key and value [T, H, K], the layout, the rule."""
+Form = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
+"""A form of packed attention: of query, key and value [T, H, K], the layout and the rule."""
 
 
 def reference_attention(
