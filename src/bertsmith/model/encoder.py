@@ -71,7 +71,7 @@ class WordView(NamedTuple):
 
 
 class InputParts(Protocol):
-    """Return the vectors that are added up for each token, and their norm."""
+    """The vectors that are added up for each token, and their norm."""
 
     norm: nn.Module
     added: nn.ModuleDict
