@@ -20,7 +20,7 @@ class PositionTable(nn.Embedding):
         self.first = first
 
     def look_up(self, batch: PackedBatch) -> Tensor:
-        """The position vectors of a batch."""
+        """Return the position vectors of a batch."""
         vectors_TE: Tensor = self(batch.positions_T + self.first)
         return vectors_TE
 
@@ -29,20 +29,20 @@ class SegmentTable(nn.Embedding):
     """A learned vector for each segment; a table of one row is the same for every token (RoBERTa)."""
 
     def look_up(self, batch: PackedBatch) -> Tensor:
-        """The segment vectors of a batch."""
+        """Return the segment vectors of a batch."""
         return self.weight[0] if self.num_embeddings == 1 else self(batch.segments_T)
 
 
 class TaskTypeTable(nn.Embedding):
-    """A learned vector for each of ERNIE's pre-training task types; type 0 where a batch names none."""
+    """A learned vector for each of ERNIE's pre-training task types; type 0 if a batch has none."""
 
     def look_up(self, batch: PackedBatch) -> Tensor:
-        """The task type vectors of a batch."""
+        """Return the task type vectors of a batch."""
         return self.weight[0] if batch.task_types_T is None else self(batch.task_types_T)
 
 
 class Embeddings(nn.Module):
-    """The sum of a token's word vector and those of its other properties, normalised and dropped out."""
+    """The sum of the vectors of a token's word and its other properties, normalised, with dropout."""
 
     def __init__(
         self,
