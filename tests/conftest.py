@@ -34,7 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Torch notes each call while a state is saved, and pytest keeps every note: a twentieth of a run's time.
     logging.getLogger("c10d-NullHandler-dcp_logger").disabled = True
-    # No machine loses its power while it is tested: a tiny run waited for the disk 74 times, for half its time.
+    # No machine loses its power while it is tested: a tiny run waited 74 times for the disk, half its time.
     os.fsync = lambda _: None
     # What a run keeps for later runs must not outlive the tests, nor come from the user's own.
     # A worker's is inside that of the process that started it, which clears up after a killed worker too.
