@@ -315,7 +315,7 @@ JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
     "export-all": exporting_checkpoints,
     "lora": tuning("--set", "head.encoder=lora"),
     "seeds": tuning("--seeds", "2"),
-    "search": tuning("--search", "3"),
+    "search": tuning("--random", "3"),
     "folds": tuning("--folds", "2"),
     "glue": glue,
     "look": looking,

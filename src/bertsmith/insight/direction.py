@@ -21,9 +21,8 @@ from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import PerHead, shortened
-from bertsmith.model.attention.watched import WatchedAttention
+from bertsmith.model.encoder_config import need
 from bertsmith.model.network import Network
-from bertsmith.model.transformer.transformer import with_attention
 from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import PackedBatch, moved_to_device
 from bertsmith.tasks.encoded import EncodedSet
@@ -101,8 +100,7 @@ class OneSidedScorer(nn.Module):
             kept_GHNN = weights_GHNN * seen_GNN[:, None]
             return kept_GHNN / kept_GHNN.sum(-1, keepdim=True).clamp(min=torch.finfo(kept_GHNN.dtype).tiny)
 
-        heads = with_attention(self.network.encoder)
-        hidden_TD = heads(inputs, WatchedAttention(watch))
+        hidden_TD = need(self.network.encoder.heads, "attention heads").watch(inputs, watch)
         return self.network.scores(self.head, hidden_TD, inputs.layout)
 
 
@@ -123,7 +121,7 @@ def one_sided_metrics(
     model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
     scorer = model.objective.scorer
     if not isinstance(scorer, NetworkScorer):
-        what = "a BiLSTM over frozen features reads both sides whatever the encoder sees"
+        what = "a BiLSTM over the encoder's layers reads both sides whatever the encoder sees"
         raise UserError(what, remedy="name a run whose encoder has the head")
     one_sided = OneSidedScorer(scorer.network, scorer.head, hidden=hidden, special=bert.tokenizer.special_ids)
     config = model.config

@@ -21,6 +21,7 @@ from bertsmith.pretraining.initial_model import with_true_model
 from bertsmith.pretraining.pretrain import check_same_run, pretrain
 from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.recipe.schema import Recipe
+from bertsmith.recipe.toml_text import value_text
 from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
 from bertsmith.studies.sweep import Stopped, check_no_stop
 from bertsmith.training.callbacks import ProgressCallback, StopRequested
@@ -59,8 +60,25 @@ class TrialOutcome:
     """Reason for an early end, or empty."""
 
 
-def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Parse the points of a grid from texts such as optim.peak_lr=1e-3,2e-3."""
+def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dict[str, str]]:
+    """Return the points of a grid: keys with lists of values, or texts such as optim.peak_lr=1e-3,2e-3."""
+    if not isinstance(sweep, Mapping):
+        return grid_points(_read_grid(sweep))
+    texts: dict[str, list[str]] = {}
+    for key, values in sweep.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            remedy = f'give a list: sweep={{"{key}": [...]}}'
+            raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
+        # A string is written without quotes, as on the command line.
+        texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
+        if len(set(texts[key])) < len(texts[key]):
+            raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
+    if not texts:
+        raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
+    return grid_points(texts)
+
+
+def _read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
@@ -71,7 +89,7 @@ def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
         if key.strip() in values or len(set(found)) < len(found):
             raise UserError(f"{key.strip()} has a value twice", key="sweep", remedy="give each value once")
         values[key.strip()] = found
-    return grid_points(values)
+    return values
 
 
 def grid_points(values: Mapping[str, Sequence[str]]) -> list[dict[str, str]]:
