@@ -27,6 +27,7 @@ DEFAULTS = {
     "head.encoder": "tuned",
     "head.class_weights": "equal",
     "head.weights": "fresh",
+    "head.reader": "linear",
     "head.fresh_layers": 0,
     "features.layers": "all-and-embeddings",
     "features.combine": "weighted-sum",
