@@ -70,9 +70,9 @@ def test_a_file_that_ends_in_png_is_a_picture(capsys, lively_folder, tmp_path):
 def test_what_a_picture_cannot_show_is_refused(capsys, lively_folder, tmp_path):
     out = ("--model", lively_folder, "--out", tmp_path / "x.png")
     line = mistake(capsys, "look", "attention", "the dog " * 32, *out)
-    assert "has 66 tokens, and a picture shows 64; shorten it, or write .html" in line
+    assert "has 66 tokens, but a picture shows at most 64; shorten it, or write .html" in line
     (tmp_path / "texts.txt").write_text("a cold day\n" * 31)
     senses = ("look", "senses", "--word", "cold", "--input", tmp_path / "texts.txt")
-    assert "31 sentences have the word, and a picture shows 30" in mistake(capsys, *senses, *out)
+    assert "31 sentences have the word, but a picture shows at most 30" in mistake(capsys, *senses, *out)
     assert "ends in .html or .png" in mistake(capsys, "look", "attention", "a", "--out", tmp_path / "x.pdf")
     assert not (tmp_path / "x.png").exists()

@@ -130,7 +130,7 @@ def test_pairs_are_read_against_always_giving_the_commoner_answer_of_the_stage(t
     write_run(tmp_path)
     drawn = [line for line in lines_drawn(tmp_path, monkeypatch) if line[2].get("linestyle") == ":"]
     assert [values for _, values, _ in drawn] == [[0.56, 0.56], [0.58, 0.58]]
-    assert drawn[0][2]["label"] == "always the commoner answer, now 58.0%"
+    assert drawn[0][2]["label"] == "always the more frequent answer, now 58.0%"
 
 
 def test_a_run_with_one_number_and_an_odd_name_is_drawn(tmp_path):
@@ -143,7 +143,7 @@ def test_a_run_without_metrics_is_not_drawn(tmp_path, caplog):
     with Journal.open(tmp_path, resume_step=0) as journal:
         journal.write("event", 0, {"what": "started"})
     assert draw_curves(tmp_path, DRAWN) is None
-    assert "no metrics were logged" in caplog.text
+    assert "the log is still empty" in caplog.text
 
 
 def test_without_matplotlib_the_log_says_what_is_missing(tmp_path, monkeypatch, caplog):
