@@ -5,13 +5,14 @@ import math
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 import bertsmith
 from bertsmith.packed import pack
+from tests.lazily import Lazily
 from tests.unit.serve.serving import application_of, error_of, get, post
 
+openai = Lazily("openai")
 TEXTS = ["the warm sun", "my dog runs in the rain", "tea"]
 
 
