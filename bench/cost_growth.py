@@ -174,7 +174,7 @@ def training(config: TransformerConfig, device: str) -> Take:
     trainer = Trainer(objective, build_optimizer(objective, optim), world, precision, optim.clip_norm)
 
     def take(micro: PretrainingBatch) -> None:
-        counts = (float(len(micro.masked_rows_P)), 0.0, float(len(micro.inputs.tokens_T)))
+        counts = (float(len(micro["masked_rows_P"])), 0.0, float(len(micro.inputs.tokens_T)))
         take_step(trainer, StepInput([micro], counts, 1e-4))
 
     return take
@@ -204,12 +204,14 @@ def random_micro(config: TransformerConfig, point: Point) -> PretrainingBatch:
     rows_P = torch.randperm(point.tokens, generator=stream)[:predicted].sort().values
     return PretrainingBatch(
         inputs,
-        masked_rows_P=rows_P,
-        masked_ids_P=inputs.tokens_T[rows_P],
-        masked_weights_P=torch.ones(len(rows_P)),
-        pair_labels_S=torch.zeros(point.sequences, dtype=torch.long),
-        pair_weights_S=torch.zeros(point.sequences),
         end_1=torch.tensor([point.tokens]),
+        fields={
+            "masked_rows_P": rows_P,
+            "masked_ids_P": inputs.tokens_T[rows_P],
+            "masked_weights_P": torch.ones(len(rows_P)),
+            "pair_labels_S": torch.zeros(point.sequences, dtype=torch.long),
+            "pair_weights_S": torch.zeros(point.sequences),
+        },
     )
 
 

@@ -333,9 +333,9 @@ def detection(network: Any, micros: Any, trainer: Any) -> dict[str, float]:
     with torch.no_grad(), autocast(device, trainer.precision):
         for micro in micros:
             batch = micro.to(device)
-            hidden_PD = judge.encoder(batch.inputs, rows=batch.masked_rows_P)
-            words_P = sample(judge.scores_of_words(hidden_PD)[:, : judge.config.vocabulary], batch.draws_P)
-            original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, words_P)
+            hidden_PD = judge.encoder(batch.inputs, rows=batch["masked_rows_P"])
+            words_P = sample(judge.scores_of_words(hidden_PD)[:, : judge.config.vocabulary], batch["draws_P"])
+            original_T, shown_T = with_tokens(batch, batch["masked_ids_P"]), with_tokens(batch, words_P)
             inputs, end = replace(batch.inputs, tokens_T=shown_T), int(batch.end_1)
             scores_T1 = network.scores("replaced", network(inputs), inputs.layout)
             scores.append(scores_T1[:end, 0].double().cpu().numpy())

@@ -1,5 +1,6 @@
 """Small token stores, and recipes that fit them."""
 
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -7,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer as Library
 from tokenizers import models
+from torch import Tensor
 
 from bertsmith.corpus.token_store import TokenisedDocuments, TokenStore, writing_store
+from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.data_loader import StepBatches
 from bertsmith.data.epoch_index import StageSource
 from bertsmith.data.example_index import Sentences
@@ -119,6 +122,12 @@ def recipe_named(name: str) -> Recipe:
     return small_recipe(**sections)
 
 
+def with_fields(micro: PretrainingBatch, **changed: Tensor) -> PretrainingBatch:
+    """The batch with other values of these fields."""
+    assert changed.keys() <= micro.fields.keys()
+    return replace(micro, fields={**micro.fields, **changed})
+
+
 def digest(step: StepBatches) -> str:
     """A fingerprint of every tensor of a step."""
     tensors = [
@@ -126,8 +135,8 @@ def digest(step: StepBatches) -> str:
         for micro in step.micros
         for tensor in (
             *(micro.inputs.tokens_T, micro.inputs.segments_T, micro.inputs.positions_T),
-            *(micro.inputs.layout.starts_S1, micro.masked_rows_P, micro.masked_ids_P),
-            *(micro.masked_weights_P, micro.pair_labels_S, micro.pair_weights_S),
+            *(micro.inputs.layout.starts_S1, micro["masked_rows_P"], micro["masked_ids_P"]),
+            *(micro["masked_weights_P"], micro["pair_labels_S"], micro["pair_weights_S"]),
         )
     ]
     kinds = str([(tensor.dtype, tensor.shape) for tensor in tensors])

@@ -112,7 +112,7 @@ def masked_counts(recipe: Recipe, sample: Sample) -> float:
     for step in steps(recipe, sample):
         for micro in step.micros:
             starts = micro.inputs.layout.starts_S1.numpy()[:-1]
-            rows = micro.masked_rows_P.numpy()[micro.masked_weights_P.numpy() > 0]
+            rows = micro["masked_rows_P"].numpy()[micro["masked_weights_P"].numpy() > 0]
             found = np.diff(np.searchsorted(rows, starts)).tolist()
             lengths = np.diff(starts).tolist()
             wrong += sum(

@@ -265,7 +265,7 @@ def test_ranks_and_micro_batches_only_divide_what_is_shown(
     for micro in (micro for part in parts for micro in part.micros):
         assert len(micro.inputs.tokens_T) <= micro_tokens
         assert len(micro.inputs.tokens_T) % multiples.tokens == 0
-        assert len(micro.masked_rows_P) % multiples.predicted == 0
+        assert len(micro["masked_rows_P"]) % multiples.predicted == 0
         assert micro.inputs.layout.sequences % multiples.sequences == 0
 
 

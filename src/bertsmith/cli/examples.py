@@ -8,7 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option, echo
 
@@ -98,6 +98,7 @@ def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
     from bertsmith.corpus.token_store import TokenStore
     from bertsmith.data.batch_inspection import batch_statistics, sequences_of, unit_statistics
     from bertsmith.data.data_loader import PretrainingDataset, StepIndex
+    from bertsmith.objectives.registry import declaration
 
     store, stages = TokenStore.open(request.store), len(recipe.examples.stages)
     store.verify()
@@ -105,7 +106,8 @@ def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
         raise UserError(f"the recipe has no stage {request.stage}", remedy=f"it has {stages}, counted from 0")
     with TemporaryDirectory() as cache:  # only a run has a folder for its indices
         micro_tokens = max(stage.length for stage in recipe.examples.stages) * 64
-        datasets = partial(PretrainingDataset, store, micro_tokens=micro_tokens, cache=Path(cache))
+        asked: dict[str, Any] = {"micro_tokens": micro_tokens, "fields": declaration(recipe).fields}
+        datasets = partial(PretrainingDataset, store, cache=Path(cache), **asked)
         dataset = _with_a_step(datasets, recipe, request)
         plan = dataset.stage_index(request.stage)
         check_step(recipe, request, plan)

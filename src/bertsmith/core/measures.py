@@ -1,4 +1,4 @@
-"""Declarations of an objective's counts, sums and metrics, as plain data without torch.
+"""Declarations of an objective's batch fields, counts, sums and metrics, as plain data without torch.
 
 Totals are the sums and counts of a step, a line of metrics or an evaluation, by name and over all ranks.
 """
@@ -15,6 +15,26 @@ FIXED_PREFIX = "fixed_"
 """Prefix of the names of metrics in the fixed evaluation."""
 MAX_EXPONENT = 700.0
 """In nats; the exponential of more is no float."""
+
+
+class Field(NamedTuple):
+    """A tensor of a batch besides its packed tokens."""
+
+    name: str
+    """Ends in what it has a value of: _T (token), _S (sequence) or _P (predicted token)."""
+    make: Callable[[Any], Any]
+    """Function that returns the values for a step's sequences (`data.collate.Collated`)."""
+    counted: str = ""
+    """Name of the count that is the sum of the field; empty: none."""
+    filler: float = 0
+    """Value at tokens, sequences and predictions that only fill the shape."""
+    is_row: bool = False
+    """True if the values are rows, which are counted from the start of each micro-batch."""
+
+    @property
+    def per(self) -> str:
+        """Return the letter of the field's length."""
+        return self.name[-1]
 
 
 class LossTerm(NamedTuple):
@@ -109,7 +129,7 @@ SEQUENCES = Metric("sequences", of=lambda totals: totals.get("sequences"), unit=
 
 @dataclass(frozen=True)
 class Declaration:
-    """The counts, sums and metrics of an objective, or of a part of one."""
+    """The batch fields, counts, sums and metrics of an objective, or of a part of one."""
 
     terms: tuple[LossTerm, ...]
     counted: tuple[str, ...]
@@ -119,11 +139,14 @@ class Declaration:
     """Name of the metric that decides between runs and shows if they learn."""
     baseline: Literal["unigram"] | None = None
     """Baseline at which the watched loss stays if nothing is learned."""
+    fields: tuple[Field, ...] = ()
+    """Fields of the batches; without one of predicted tokens, nothing is masked."""
 
     def __add__(self, part: "Declaration") -> "Declaration":
         """Return this declaration combined with that of another part."""
         own = (self.terms + part.terms, self.counted + part.counted, self.metrics + part.metrics)
-        return Declaration(*own, self.watched, self.baseline)
+        fields = tuple(dict.fromkeys(self.fields + part.fields))
+        return Declaration(*own, self.watched, self.baseline, fields)
 
     @property
     def counts(self) -> tuple[str, ...]:

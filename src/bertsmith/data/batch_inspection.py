@@ -4,8 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from bertsmith.data.collate import PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches
 from bertsmith.data.example_index import Numbers
 from bertsmith.data.masking import stored_units, uncut_units
@@ -64,35 +67,46 @@ def sequences_of(step: StepBatches) -> Iterator[ShownSequence]:
     for micro in step.micros:
         inputs = micro.inputs
         bounds = [each for each in inputs.layout.bounds() if each[0] < micro.end_1]
+        rows_P, ids_P = (each.tolist() for each in _predicted(micro))
         for number, (start, end) in enumerate(bounds):
-            rows_P = micro.masked_rows_P
-            here_P = (rows_P >= start) & (rows_P < end) & (micro.masked_weights_P > 0)
-            predicted = (rows_P[here_P] - start).tolist()
+            is_pair = "pair_weights_S" in micro.fields and micro["pair_weights_S"][number] > 0
             yield ShownSequence(
                 tokens=inputs.tokens_T[start:end].tolist(),
                 segments=inputs.segments_T[start:end].tolist(),
                 positions=inputs.positions_T[start:end].tolist(),
-                targets=dict(zip(predicted, micro.masked_ids_P[here_P].tolist(), strict=True)),
-                pair_label=int(micro.pair_labels_S[number]) if micro.pair_weights_S[number] > 0 else None,
+                targets={
+                    row - start: token for row, token in zip(rows_P, ids_P, strict=True) if start <= row < end
+                },
+                pair_label=int(micro["pair_labels_S"][number]) if is_pair else None,
             )
+
+
+def _predicted(micro: PretrainingBatch) -> tuple[Tensor, Tensor]:
+    """Return the rows and ids of the predicted tokens, without filler; empty if none are predicted."""
+    if "masked_rows_P" not in micro.fields:
+        return torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    is_real_P = micro["masked_weights_P"] > 0
+    return micro["masked_rows_P"][is_real_P], micro["masked_ids_P"][is_real_P]
 
 
 def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStatistics:
     """Count sequences, tokens, predictions and pairs over all sequences of these steps."""
-    lengths, predicted, as_mask, unchanged, pairs, negatives = [], 0, 0, 0, 0, 0
+    lengths, predicted, as_mask, unchanged = [], 0, 0, 0
+    steps = list(steps)
     for micro in (micro for step in steps for micro in step.micros):
         starts_S1 = micro.inputs.layout.starts_S1.numpy().astype(np.int64)
         lengths.append(np.diff(starts_S1)[starts_S1[:-1] < int(micro.end_1)])
-        is_predicted_P = micro.masked_weights_P > 0
-        shown = micro.inputs.tokens_T[micro.masked_rows_P[is_predicted_P]]
+        rows_P, ids_P = _predicted(micro)
+        shown = micro.inputs.tokens_T[rows_P]
         is_mask = shown == mask_id
         predicted += len(shown)
         as_mask += int(is_mask.sum())
         # A random token can happen to be the token it replaces. It counts as unchanged, because the model
         # sees no change.
-        unchanged += int((~is_mask & (shown == micro.masked_ids_P[is_predicted_P])).sum())
-        pairs += int(micro.pair_weights_S.sum())
-        negatives += int((micro.pair_labels_S * micro.pair_weights_S).sum())
+        unchanged += int((~is_mask & (shown == ids_P)).sum())
+    pairs, negatives = (
+        int(sum(step.counts.get(name, 0.0) for step in steps)) for name in ("pairs", "pairs_of_label_1")
+    )
     as_random = predicted - as_mask - unchanged
     return BatchStatistics(
         np.concatenate(lengths), predicted, as_mask, as_random, unchanged, pairs, negatives
@@ -101,7 +115,7 @@ def batch_statistics(steps: Iterable[StepBatches], *, mask_id: int) -> BatchStat
 
 def unit_statistics(dataset: PretrainingDataset, steps: Sequence[StepBatches]) -> dict[Unit, UnitStatistics]:
     """Count the found and masked units in these steps, for each kind that only the store knows."""
-    if not dataset.recipe.examples.masks_tokens:
+    if not (dataset.predicts and dataset.recipe.examples.masks_tokens):
         return {}
     statistics = {}
     for unit in stored_units(dataset.recipe.masking):
@@ -121,7 +135,7 @@ def _predicted_fractions(dataset: PretrainingDataset, step: StepBatches, unit: U
     is_predicted = []
     for micro in step.micros:
         is_predicted_T = np.zeros(len(micro.inputs.tokens_T), np.bool_)
-        is_predicted_T[micro.masked_rows_P[micro.masked_weights_P > 0].numpy()] = True
+        is_predicted_T[_predicted(micro)[0].numpy()] = True
         is_predicted.append(is_predicted_T[: int(micro.end_1)])
     before_X1 = np.append(0, np.cumsum(np.concatenate(is_predicted)[sequences.text_rows_X]))
     counts_U: Numbers = before_X1[ends_U] - before_X1[starts_U]

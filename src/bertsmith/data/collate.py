@@ -1,13 +1,15 @@
 """Collating: from the examples of a step to micro-batches of packed tokens and their targets.
 
-    StepExamples -> PackedSequences (special tokens around the text) -> Targets (masking) -> PretrainingBatch
+    StepExamples -> PackedSequences (special tokens around the text) -> Collated (masking) -> PretrainingBatch
+
+An objective declares the other tensors of its batches (`Field`): how they are made, filled up and counted.
 
 Shapes: X tokens of text, T all tokens, N spans of text, S sequences, S1 = S + 1 boundaries,
 P predicted tokens.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.core.arrays import ranges
+from bertsmith.core.measures import Field
 from bertsmith.data.epoch_index import StageIndex, StepExamples
 from bertsmith.data.example_index import Numbers, Spans
 from bertsmith.data.masking import Masker, Text, stored_units
@@ -29,20 +32,16 @@ OF_TOKENS = ("tokens", "segments", "positions")
 
 @dataclass(frozen=True, slots=True)
 class PretrainingBatch:
-    """Packed tokens and their targets; rows and sequences of weight 0 are filler for fixed shapes."""
+    """Packed tokens, and the fields that an objective declares; filler keeps the shapes fixed."""
 
     inputs: PackedBatch
-    masked_rows_P: Tensor
-    """Rows of the predicted tokens; the encoder's views say which rows predict them."""
-    masked_ids_P: Tensor
-    masked_weights_P: Tensor
-    pair_labels_S: Tensor
-    """0: B follows A, or the pair is in order; 1: B is random, or the pair is swapped (BERT and ALBERT)."""
-    pair_weights_S: Tensor
     end_1: Tensor
     """Row after the last token of the last example, where filler begins."""
-    draws_P: Tensor | None = None
-    """Random numbers below 2**SAMPLING_BITS that sample the generator's tokens; None without a generator."""
+    fields: Mapping[str, Tensor]
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a declared field."""
+        return self.fields[name]
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "PretrainingBatch":
         """Return a copy of the batch on another device."""
@@ -72,7 +71,8 @@ class PretrainingBatch:
             **{f"{each}_T": getattr(inputs, f"{each}_T") for each in OF_TOKENS},
             "task_types_T": inputs.task_types_T,
             "starts_S1": inputs.layout.starts_S1,
-            **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "inputs"},
+            "end_1": self.end_1,
+            **self.fields,
         }
         return {name: tensor for name, tensor in found.items() if tensor is not None}
 
@@ -82,15 +82,15 @@ class PretrainingBatch:
         rest = dict(tensors)
         layout, types_T = Layout(rest.pop("starts_S1"), longest), rest.pop("task_types_T", None)
         tokens_T, segments_T, positions_T = (rest.pop(f"{each}_T") for each in OF_TOKENS)
-        return cls(PackedBatch(tokens_T, segments_T, positions_T, layout, types_T), **rest)
+        end_1 = rest.pop("end_1")
+        return cls(PackedBatch(tokens_T, segments_T, positions_T, layout, types_T), end_1, rest)
 
 
-def counts_of(micros: Iterable[PretrainingBatch]) -> dict[str, float]:
-    """Count the divisors of the objectives' sums by name, without filler."""
+def counts_of(micros: Iterable[PretrainingBatch], fields: Sequence[Field]) -> dict[str, float]:
+    """Return the counts of the fields, and the numbers of tokens and sequences without filler."""
     of_micros = [
         {
-            "masked": micro.masked_weights_P.sum(),
-            "pairs": micro.pair_weights_S.sum(),
+            **{each.counted: micro[each.name].sum() for each in fields if each.counted},
             "tokens": micro.end_1,
             "sequences": (micro.inputs.layout.starts_S1[:-1] < micro.end_1).sum(),
         }
@@ -192,44 +192,84 @@ class PackedSequences:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """The targets of laid-out sequences: predicted tokens in the order of their rows, and pair labels."""
+class Collated:
+    """The sequences of a step as the model sees them, and what the fields of its batches are made from."""
 
+    examples: StepExamples
+    sequences: PackedSequences
+    text: Text
     rows_P: Numbers
+    """Rows of the predicted tokens, in order."""
     ids_P: Numbers
-    pair_labels_S: Numbers
-    pair_weights_S: NDArray[np.float32]
-    """0 for a sequence that is not a pair."""
-    draws_P: Numbers | None = None
-    """Random numbers for the generator's samples; None without a generator."""
+    indices_P: Numbers
+    """Indices of masked tokens in the text; empty if nothing is masked."""
+    masker: Masker | None
+
+
+def _rows(step: Collated) -> Numbers:
+    return step.rows_P
+
+
+def _ids(step: Collated) -> Numbers:
+    return step.ids_P
+
+
+def _weights(step: Collated) -> NDArray[np.float32]:
+    return np.ones(len(step.rows_P), np.float32)
+
+
+def _pair_labels(step: Collated) -> Numbers:
+    return np.where(step.examples.index.second_length > 0, step.examples.index.label, 0).astype(np.int64)
+
+
+def _pair_weights(step: Collated) -> NDArray[np.float32]:
+    return (step.examples.index.second_length > 0).astype(np.float32)
+
+
+def _draws(step: Collated) -> Numbers:
+    assert step.masker is not None, "samples replace masked tokens"
+    return step.masker.sampling_draws(step.text, step.indices_P)
+
+
+WORD_FIELDS = (
+    # The encoder's views say which rows predict the tokens of these rows.
+    Field("masked_rows_P", _rows, is_row=True),
+    Field("masked_ids_P", _ids),
+    Field("masked_weights_P", _weights, "masked"),
+)
+"""Predicted words; the weight of filler is 0."""
+PAIR_FIELDS = (
+    # 0: B follows A, or the pair is in order; 1: B is random, or the pair is swapped (BERT and ALBERT).
+    Field("pair_labels_S", _pair_labels, "pairs_of_label_1"),
+    Field("pair_weights_S", _pair_weights, "pairs"),
+)
+"""Sentence pairs; the weight of a sequence that is not a pair is 0."""
+DRAWS = Field("draws_P", _draws)
+"""Random numbers below 2**SAMPLING_BITS, which sample a generator's tokens."""
 
 
 @dataclass(frozen=True)
 class Collator:
-    """Lays out the sequences of a stage and finds their targets."""
+    """Lays out the sequences of a stage, and masks tokens if any are predicted."""
 
     index: StageIndex
     masker: Masker | None
-    """None for one-sided objectives, which mask nothing."""
+    """None for objectives that mask nothing."""
+    predicts: bool = True
+    """True if tokens are predicted: masked ones, or without a masker all that have a neighbour."""
 
-    def collate(
-        self, examples: StepExamples, *, progress: float, rate: float | None = None
-    ) -> tuple[PackedSequences, Targets]:
-        """Return the sequences of these examples as the model sees them, and their targets."""
-        settings = self.index.source.recipe.examples
+    def collate(self, examples: StepExamples, *, progress: float, rate: float | None = None) -> Collated:
+        """Return the sequences of these examples as the model sees them, with what is predicted of them."""
         sequences, text = self.lay_out(examples)
-        draws_P = None
-        if self.masker is None:
-            rows_P, ids_P = neighbours(sequences, settings.objective)
-        else:
+        rows_P = ids_P = indices_P = np.zeros(0, np.int64)
+        if self.masker is not None:
             masks = self.masker.masks(text, progress=progress, rate=rate)
-            rows_P, ids_P = sequences.text_rows_X[masks.indices_P], text.tokens_X[masks.indices_P]
+            indices_P = masks.indices_P
+            rows_P, ids_P = sequences.text_rows_X[indices_P], text.tokens_X[indices_P]
             sequences.tokens_T[rows_P] = masks.shown_P
-            if settings.has_generator:
-                draws_P = self.masker.sampling_draws(text, masks.indices_P)
-        labels_S = examples.index.label.astype(np.int64)
-        weights_S = (examples.index.second_length > 0).astype(np.float32)
-        return sequences, Targets(rows_P, ids_P, labels_S, weights_S, draws_P)
+        elif self.predicts:
+            rows_P, ids_P = neighbours(sequences, self.index.source.recipe.examples.objective)
+        return Collated(examples, sequences, text, rows_P, ids_P, indices_P, self.masker)
 
     def lay_out(self, examples: StepExamples) -> tuple[PackedSequences, Text]:
         """Return the sequences of these examples before masking, and their text without special tokens."""
@@ -314,9 +354,10 @@ def neighbours(sequences: PackedSequences, objective: Objective) -> tuple[Number
 
 
 def micro_batches(
-    sequences: PackedSequences, targets: Targets, *, sizes: list[int], shape: MicroShape
+    step: Collated, fields: Sequence[Field], *, sizes: list[int], shape: MicroShape
 ) -> Iterator[PretrainingBatch]:
-    """Yield the sequences as micro-batches of these sizes, each ending in filler sequences."""
+    """Yield the sequences as micro-batches of these sizes with these fields, each ending in filler."""
+    sequences, values = step.sequences, [(each, each.make(step)) for each in fields]
     ends = np.cumsum(sizes).tolist()
     for first, last in pairwise([0, *ends]):
         begin, end = sequences.starts_S1[[first, last]].tolist()
@@ -337,21 +378,17 @@ def micro_batches(
             positions_T=_filled(sequences.positions_T[rows], np.arange(filler) % shape.length),
             layout=Layout(torch.from_numpy(starts_S1.astype(np.int32)), shape.longest),
         )
-        # Targets are in the order of their rows, so the targets of a micro-batch are contiguous.
-        predicted = slice(*np.searchsorted(targets.rows_P, [begin, end]).tolist())
-        rows_P, ids_P = targets.rows_P[predicted] - begin, targets.ids_P[predicted]
-        wanted = _rounded_up(max(len(rows_P), 1), shape.multiples.predicted)
-        unused = np.zeros(wanted - len(rows_P), np.int64)
-        yield PretrainingBatch(
-            inputs,
-            masked_rows_P=_filled(rows_P, unused),
-            masked_ids_P=_filled(ids_P, unused),
-            masked_weights_P=_filled(np.ones(len(rows_P), np.float32), unused.astype(np.float32)),
-            pair_labels_S=_filled(targets.pair_labels_S[first:last], np.zeros(fillers, np.int64)),
-            pair_weights_S=_filled(targets.pair_weights_S[first:last], np.zeros(fillers, np.float32)),
-            end_1=torch.tensor([end - begin]),
-            draws_P=None if targets.draws_P is None else _filled(targets.draws_P[predicted], unused),
-        )
+        # Predicted tokens are in the order of their rows, so those of a micro-batch are contiguous.
+        predicted = slice(*np.searchsorted(step.rows_P, [begin, end]).tolist())
+        count = predicted.stop - predicted.start
+        unused = _rounded_up(max(count, 1), shape.multiples.predicted) - count
+        parts = {"T": (rows, filler), "S": (slice(first, last), fillers), "P": (predicted, unused)}
+        cut: dict[str, Tensor] = {}
+        for field, of_step in values:
+            part, missing = parts[field.per]
+            own = of_step[part] - begin if field.is_row else of_step[part]
+            cut[field.name] = _filled(own, np.full(missing, field.filler, own.dtype))
+        yield PretrainingBatch(inputs, torch.tensor([end - begin]), cut)
 
 
 def _filled(values: NDArray[Any], filler: NDArray[Any]) -> torch.Tensor:

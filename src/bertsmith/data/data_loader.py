@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.mapped_files import cut_off, handle_bus_errors
+from bertsmith.core.measures import Field
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.data import collate
 from bertsmith.data.epoch_index import Split, StageIndex, StageSource
@@ -53,7 +54,7 @@ class StepBatches:
     index: StepIndex
     micros: tuple[collate.PretrainingBatch, ...]
     counts: dict[str, float]
-    """Divisors of the objectives' sums, by name (`counts_of`)."""
+    """Counts of the fields, and the numbers of tokens and sequences (`counts_of`)."""
 
     def pin_memory(self) -> "StepBatches":
         """Return a copy of the step in page-locked memory."""
@@ -89,6 +90,8 @@ class PretrainingDataset(Dataset[StepBatches]):
     world: int = 1
     multiples: collate.Multiples = collate.Multiples()
     split: Split = "train"
+    fields: Sequence[Field] = collate.WORD_FIELDS + collate.PAIR_FIELDS
+    """Fields of the batches, which the objective declares; by default those of BERT's."""
     _collators: dict[int, collate.Collator] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -117,11 +120,11 @@ class PretrainingDataset(Dataset[StepBatches]):
         # Every rank computes the sizes of all ranks, so they agree on the number of micro-batches.
         lengths_by_rank = [examples.index.length[each].astype(np.int64) for each in slices]
         sizes = collate.micro_sizes(lengths_by_rank, self.rank, capacity=shape.capacity)
-        sequences, targets = collator.collate(
+        collated = collator.collate(
             examples.part(slices[self.rank]), progress=index.progress, rate=index.masking_rate
         )
-        micros = tuple(collate.micro_batches(sequences, targets, sizes=sizes, shape=shape))
-        return StepBatches(index, micros, collate.counts_of(micros))
+        micros = tuple(collate.micro_batches(collated, self.fields, sizes=sizes, shape=shape))
+        return StepBatches(index, micros, collate.counts_of(micros, self.fields))
 
     def stage_index(self, stage: int) -> StageIndex:
         """Return the index of a stage's examples."""
@@ -135,8 +138,14 @@ class PretrainingDataset(Dataset[StepBatches]):
             masked, masker = vocabulary.masked, None
             if masked is not None:
                 masker = Masker(self.recipe.masking, masked, max_predictions=source.stage.predictions)
-            self._collators[stage] = collate.Collator(StageIndex(source, cache=self.cache), masker)
+            index = StageIndex(source, cache=self.cache)
+            self._collators[stage] = collate.Collator(index, masker, self.predicts)
         return self._collators[stage]
+
+    @property
+    def predicts(self) -> bool:
+        """True if a field is of predicted tokens."""
+        return any(each.per == "P" for each in self.fields)
 
     @cached_property
     def opened_store(self) -> TokenStore:
@@ -145,7 +154,8 @@ class PretrainingDataset(Dataset[StepBatches]):
 
     @cached_property
     def _vocabulary(self) -> "_Vocabulary":
-        tokenizer, is_masked = self.opened_store.tokenizer(), self.recipe.examples.masks_tokens
+        tokenizer = self.opened_store.tokenizer()
+        is_masked = self.predicts and self.recipe.examples.masks_tokens
         masked = None
         if is_masked and not tokenizer.has_mask:
             remedy = "set examples.objective to left-to-right, or take a vocabulary with a mask"

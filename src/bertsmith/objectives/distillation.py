@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_loss
 from bertsmith.core.seeds import key_of
-from bertsmith.data.collate import PretrainingBatch
+from bertsmith.data.collate import WORD_FIELDS, PretrainingBatch
 from bertsmith.model.attention.attend import packed_attention
 from bertsmith.model.attention.rule import AttentionRule
 from bertsmith.model.encoder import ALL, Rows, WordView
@@ -91,12 +91,12 @@ class Distillation(PretrainingObjective):
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
         """The losses that have weights, and the right and equal predictions of words."""
         everywhere, inputs = self.distill.rows == "all", batch.inputs
-        rows = ALL if everywhere else batch.masked_rows_P
+        rows = ALL if everywhere else batch["masked_rows_P"]
         ours = self._pass(self.network, inputs, rows)
         with torch.no_grad():
             theirs = self._pass(self.teacher, inputs, rows)
         weights_T = (torch.arange(len(inputs.tokens_T), device=batch.end_1.device) < batch.end_1).float()
-        weights_R = weights_T if everywhere else batch.masked_weights_P
+        weights_R = weights_T if everywhere else batch["masked_weights_P"]
         sums = self._words(batch, ours, theirs, weights_R)
         if self.distill.cosine_weight:
             cosine_R = cosine_losses(self.project(ours.last_RD), theirs.last_RD)
@@ -135,8 +135,8 @@ class Distillation(PretrainingObjective):
         self, batch: PretrainingBatch, ours: Pass, theirs: Pass, weights_R: Tensor
     ) -> dict[str, Tensor]:
         """The losses of predicted words, and how many predictions of either are right, or the same."""
-        everywhere, rows_P, ids_P = self.distill.rows == "all", batch.masked_rows_P, batch.masked_ids_P
-        weights_P, network = batch.masked_weights_P, self.network
+        everywhere, rows_P, ids_P = self.distill.rows == "all", batch["masked_rows_P"], batch["masked_ids_P"]
+        weights_P, network = batch["masked_weights_P"], self.network
         if not self.distill.soft_weight:
             last_PD = ours.last_RD[rows_P] if everywhere else ours.last_RD
             token_loss, hits = word_sums(network, last_PD, ids_P, weights_P)
@@ -203,6 +203,7 @@ def measures(distill: DistillSection) -> Declaration:
         "token_loss",
         # A student that only compares states learns no words.
         "unigram" if distill.soft_weight or distill.mlm_weight else None,
+        WORD_FIELDS,
     )
     if not distill.soft_weight:
         return declared

@@ -22,7 +22,7 @@ from bertsmith.core.measures import (
     mean_loss,
     perplexity,
 )
-from bertsmith.data.collate import PretrainingBatch
+from bertsmith.data.collate import PAIR_FIELDS, WORD_FIELDS, PretrainingBatch
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.network import Network
 from bertsmith.objectives.linear_cross_entropy import word_sums
@@ -64,7 +64,7 @@ WORD_METRICS = (
 def declare_words(metrics: tuple[Metric, ...] = WORD_METRICS) -> Declaration:
     """Return the declaration of predicted words."""
     term = LossTerm("token_loss", "masked")
-    return Declaration((term,), ("token_hits",), metrics, "token_loss", "unigram")
+    return Declaration((term,), ("token_hits",), metrics, "token_loss", "unigram", WORD_FIELDS)
 
 
 def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Declaration:
@@ -73,7 +73,7 @@ def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Dec
         return declared
     right = answers("pair", "pairs_of_label_1", "pairs", short="pairs", what="Sentence pairs")
     term, metrics = LossTerm("pair_loss", "pairs", weight), (mean_loss("pair_loss", "pairs"), *right)
-    return declared + Declaration((term,), ("pair_hits",), metrics)
+    return declared + Declaration((term,), ("pair_hits",), metrics, fields=PAIR_FIELDS)
 
 
 class MaskedLanguageModelling(PretrainingObjective):
@@ -88,12 +88,12 @@ class MaskedLanguageModelling(PretrainingObjective):
         # Only the predicted rows and those that stand for a sentence go through most of the last layer: the
         # heads read no others.
         encoder = self.network.encoder
-        rows_R = encoder.predicting_rows(batch.masked_rows_P)
+        rows_R = encoder.predicting_rows(batch["masked_rows_P"])
         if self.pair_head == "none":
             hidden_RD = encoder(batch.inputs, rows=rows_R)
         else:
             hidden_RD, sentence_SD = encoder.with_sentences(batch.inputs, rows_R)
-        labels_P, weights_P = batch.masked_ids_P, batch.masked_weights_P
+        labels_P, weights_P = batch["masked_ids_P"], batch["masked_weights_P"]
         views = [word_sums(self.network, each, labels_P, weights_P) for each in encoder.by_view(hidden_RD)]
         # Each view of a word learns to predict it alone; the loss of a word is the mean of theirs.
         loss, hits = views[0] if len(views) == 1 else map(_mean, zip(*views, strict=True))
@@ -113,9 +113,9 @@ def pair_sums(
     """The summed loss of a batch's pairs, and how many of them the head takes for what they are."""
     # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
     swaps = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
-    labels_S = 1 - batch.pair_labels_S if swaps else batch.pair_labels_S
+    labels_S = 1 - batch["pair_labels_S"] if swaps else batch["pair_labels_S"]
     scores_S2 = network.scores_of_sentences(pair_head, sentence_SD)
-    loss, hits = weighted_sums(scores_S2, labels_S, batch.pair_weights_S)
+    loss, hits = weighted_sums(scores_S2, labels_S, batch["pair_weights_S"])
     return {"pair_loss": loss, "pair_hits": hits}
 
 

@@ -21,7 +21,7 @@ class ObjectiveSpec(NamedTuple):
     heads: Callable[[Recipe], dict[str, int]]
     """The heads of the network, with their numbers of outputs."""
     declared: Callable[[Recipe], Declaration]
-    """Its sums, loss terms and metrics."""
+    """Its batch fields, sums, loss terms and metrics."""
     summary: Callable[[Recipe], str]
     """In words, for the card."""
     choices: Callable[[Recipe], list[str]] = lambda _: []
@@ -42,10 +42,9 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
         choices=distillation.choices,
     ),
 }
-"""A new objective is a file, an entry here and a name in the recipe's `Objective`; what its batches hold,
-the recipe's `examples` section says."""
+"""A new objective is a file, an entry here and a name in the recipe's `Objective`."""
 
 
 def declaration(recipe: Recipe) -> Declaration:
-    """The sums, loss terms and metrics of a recipe's objective."""
+    """The batch fields, sums, loss terms and metrics of a recipe's objective."""
     return OBJECTIVES[recipe.examples.objective].declared(recipe)

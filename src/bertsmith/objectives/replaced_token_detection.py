@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from bertsmith.core.measures import Declaration, LossTerm, Metric, answers, mean, mean_loss
-from bertsmith.data.collate import PretrainingBatch
+from bertsmith.data.collate import DRAWS, PretrainingBatch
 from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.architectures.registry import architecture_of
 from bertsmith.model.encoder import WordView
@@ -40,7 +40,8 @@ def measures(discriminator_weight: float, pair_head: PairHead, pair_weight: floa
         Metric("replaced_recall", of=mean("found", "replaced", empty=0.0)),
     )
     term = LossTerm("replaced_loss", "tokens", discriminator_weight)
-    replaced = Declaration((term,), ("replaced_hits", "replaced", "flagged", "found"), judged)
+    counted = ("replaced_hits", "replaced", "flagged", "found")
+    replaced = Declaration((term,), counted, judged, fields=(DRAWS,))
     return mlm.with_pairs(mlm.declare_words(tuple(words)) + replaced, pair_head, pair_weight)
 
 
@@ -66,13 +67,12 @@ class ReplacedTokenDetection(PretrainingObjective):
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
         """The sums of the generator's words, of the judged tokens and of pairs."""
-        assert batch.draws_P is not None, "batches of this objective bring what tokens are sampled with"
         assert self.generator.encoder.word_views() == (WordView(),), "masks are read where they stand"
-        hidden_PD = self.generator.encoder(batch.inputs, rows=batch.masked_rows_P)
+        hidden_PD = self.generator.encoder(batch.inputs, rows=batch["masked_rows_P"])
         scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
-        token_loss, token_hits = weighted_sums(scores_PV, batch.masked_ids_P, batch.masked_weights_P)
-        sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch.draws_P)
-        original_T, shown_T = with_tokens(batch, batch.masked_ids_P), with_tokens(batch, sampled_P)
+        token_loss, token_hits = weighted_sums(scores_PV, batch["masked_ids_P"], batch["masked_weights_P"])
+        sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch["draws_P"])
+        original_T, shown_T = with_tokens(batch, batch["masked_ids_P"]), with_tokens(batch, sampled_P)
         # A sample that is the very token it replaces counts as original.
         replaced_T = shown_T != original_T
         # All tokens of examples are judged, special ones too.
@@ -115,9 +115,9 @@ def sample(scores_PV: Tensor, draws_P: Tensor) -> Tensor:
 
 def with_tokens(batch: PretrainingBatch, tokens_P: Tensor) -> Tensor:
     """The batch's tokens [T] with these at its predicted rows."""
-    tokens_T, counts_P = batch.inputs.tokens_T, batch.masked_weights_P > 0
+    tokens_T, counts_P = batch.inputs.tokens_T, batch["masked_weights_P"] > 0
     # Rows that only fill the shape point at a real token: they write the filler's last one again instead.
-    rows_P = torch.where(counts_P, batch.masked_rows_P, len(tokens_T) - 1)
+    rows_P = torch.where(counts_P, batch["masked_rows_P"], len(tokens_T) - 1)
     return tokens_T.scatter(0, rows_P, torch.where(counts_P, tokens_P, tokens_T[-1]))
 
 

@@ -59,6 +59,7 @@ def fixed_data(
         world=world.size,
         multiples=multiples,
         split="held-out",
+        fields=declaration(recipe).fields,
     )
 
 

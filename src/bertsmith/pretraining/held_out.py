@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bertsmith.core.measures import Declaration
 from bertsmith.data.collate import counts_of
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
@@ -37,15 +38,14 @@ def held_out_set(dataset: PretrainingDataset, stage: int, world: World) -> HeldO
 
 
 def _set_of(batches: StepBatches, world: World) -> HeldOutSet:
-    marked = sum(float((micro.pair_labels_S * micro.pair_weights_S).sum()) for micro in batches.micros)
-    sequences, ones = world.sum([batches.counts["sequences"], marked])
-    return HeldOutSet(batches, {"sequences": int(sequences), "pairs_of_label_1": ones})
+    totals = over_all_ranks(batches.counts, world)
+    return HeldOutSet(batches, {**totals, "sequences": int(totals["sequences"])})
 
 
-def first_passes(held_out: HeldOutSet, passes: int, world: World) -> HeldOutSet:
+def first_passes(held_out: HeldOutSet, passes: int, declared: Declaration, world: World) -> HeldOutSet:
     """Return the set with only its first forward passes on each rank."""
     micros = held_out.batches.micros[:passes]
-    fewer = replace(held_out.batches, micros=micros, counts=counts_of(micros))
+    fewer = replace(held_out.batches, micros=micros, counts=counts_of(micros, declared.fields))
     known = _set_of(fewer, world)
     return replace(known, totals={**held_out.totals, **known.totals})
 
@@ -79,13 +79,13 @@ def evaluate(
                 if stopped:
                     return None
                 if ended and passes < len(micros):
-                    held_out = first_passes(held_out, passes, world)
+                    held_out = first_passes(held_out, passes, declared, world)
                     break
     finally:
         objective.train()
     counts = {name: held_out.batches.counts[name] for name in declared.counts}
     own = dict(zip(declared.sums, sums.tolist(), strict=True))
-    return declared.means({**over_all_ranks(own | counts, world), **held_out.totals}), held_out
+    return declared.means({**held_out.totals, **over_all_ranks(own | counts, world)}), held_out
 
 
 def over_all_ranks(totals: Mapping[str, float], world: World) -> dict[str, float]:

@@ -126,9 +126,9 @@ def constant_prediction(trainer: Trainer, held_out: HeldOutSet) -> int | None:
         hook.remove()
         trainer.objective.train()
     ids_P = predicted[0]
-    if len(ids_P) != len(micro.masked_rows_P):  # a student is compared with its teacher at every token
-        ids_P = ids_P[micro.masked_rows_P]
-    ids_P = ids_P[micro.masked_weights_P > 0]
+    if len(ids_P) != len(micro["masked_rows_P"]):  # a student is compared with its teacher at every token
+        ids_P = ids_P[micro["masked_rows_P"]]
+    ids_P = ids_P[micro["masked_weights_P"] > 0]
     commonest = int(ids_P.mode().values) if len(ids_P) else 0
     is_constant = len(ids_P) > 1 and float((ids_P == commonest).float().mean()) >= CONSTANT
     return commonest if is_constant else None

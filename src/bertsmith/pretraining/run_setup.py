@@ -13,7 +13,7 @@ from bertsmith.data.data_loader import PretrainingDataset
 from bertsmith.model.encoder import layers_in
 from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import PretrainingObjective
-from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.pretraining.data_stages import Stages, budget_of
 from bertsmith.pretraining.fixed_evaluation import (
     fixed_data,
@@ -101,6 +101,7 @@ def set_up(recipe: Recipe, store: TokenStore, folder: RunFolder, start: Start) -
     )
     loading: dict[str, Any] = {"rank": world.rank, "world": world.size, "cache": folder.path / PLANS}
     loading |= {"micro_tokens": machine.micro_tokens, "multiples": machine.multiples}
+    loading |= {"fields": declaration(recipe).fields}
     train = PretrainingDataset(store, recipe, split="train", **loading)
     held_out = PretrainingDataset(store, held_out_recipe(recipe, machine), split="held-out", **loading)
     fixed = fixed_data(store, recipe, world, micro_tokens=machine.micro_tokens, cache=folder.path / PLANS)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from bertsmith.corpus.token_store import TokenStore
-from bertsmith.data.collate import PretrainingBatch
+from bertsmith.data.collate import PretrainingBatch, counts_of
 from bertsmith.model.encoder_config import PassSize
 from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.packed import pack
@@ -154,16 +154,12 @@ def _random_step(recipe: Recipe, vocabulary: int, sequences: int) -> StepInput:
     ids = torch.randint(vocabulary, (sequences, stage.length), generator=generator)
     inputs, tokens, masked = pack(ids.tolist()), ids.numel(), sequences * stage.predictions
     rows_P = torch.randperm(tokens, generator=generator)[:masked].sort().values
-    batch = PretrainingBatch(
-        inputs,
-        masked_rows_P=rows_P,
-        masked_ids_P=inputs.tokens_T[rows_P],
-        masked_weights_P=torch.ones(masked),
-        pair_labels_S=torch.zeros(sequences, dtype=torch.long),
-        pair_weights_S=torch.zeros(sequences),
-        end_1=torch.tensor([tokens]),
-        draws_P=torch.zeros_like(rows_P) if recipe.examples.has_generator else None,
-    )
-    known = {"masked": masked, "tokens": tokens}
-    counts = tuple(float(known.get(name, 0)) for name in declaration(recipe).counts)
+    ids_P, weights_P = inputs.tokens_T[rows_P], torch.ones(masked)
+    known = {"masked_rows_P": rows_P, "masked_ids_P": ids_P, "masked_weights_P": weights_P}
+    empty = {"P": torch.zeros_like(rows_P), "S": torch.zeros(sequences, dtype=torch.long), "T": ids.flatten()}
+    declared = declaration(recipe)
+    fields = {each.name: known.get(each.name, empty[each.per]) for each in declared.fields}
+    batch = PretrainingBatch(inputs, torch.tensor([tokens]), fields)
+    found = counts_of([batch], declared.fields)
+    counts = tuple(found[name] for name in declared.counts)
     return StepInput([batch], counts, recipe.optim.peak_lr, tokens=tokens)

@@ -11,10 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from bertsmith.core.errors import UserError
+from bertsmith.core.measures import Field
 from bertsmith.data.batch_inspection import batch_statistics, sequences_of
-from bertsmith.data.collate import Multiples, PretrainingBatch
+from bertsmith.data.collate import PAIR_FIELDS, Collated, Multiples, PretrainingBatch
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex, load_steps
-from tests.example_stores import digest, random_store, recipe_named, small_recipe
+from tests.example_stores import digest, random_store, recipe_named, small_recipe, with_fields
 
 FIRST = StepIndex(0, 0)
 
@@ -41,16 +42,16 @@ def test_each_micro_batch_ends_in_filler_sequences_and_has_round_sizes(store, ca
     step, pad = dataset_of(store, cache, multiples=multiples)[FIRST], store.tokenizer().pad_id
     assert len(step.micros) > 1
     for micro in step.micros:
-        examples = int(micro.pair_weights_S.sum())
+        examples = int(micro["pair_weights_S"].sum())
         bounds = list(micro.inputs.layout.bounds())
         (begin, _), end = bounds[examples], len(micro.inputs.tokens_T)
         assert micro.end_1.tolist() == [begin] and bounds[-1][1] == end and end % 64 == 0 and end > begin
         assert max(last - first for first, last in bounds) <= micro.inputs.layout.longest == 64
-        assert len(bounds) % of_sequences == 0 and len(micro.masked_rows_P) % 32 == 0
+        assert len(bounds) % of_sequences == 0 and len(micro["masked_rows_P"]) % 32 == 0
         assert set(micro.inputs.tokens_T[begin:].tolist()) == {pad}
         assert set(micro.inputs.segments_T[begin:].tolist()) == {0}
         assert micro.inputs.positions_T[begin:].max() < 32
-        assert micro.pair_weights_S.tolist() == [1.0] * examples + [0.0] * (len(bounds) - examples)
+        assert micro["pair_weights_S"].tolist() == [1.0] * examples + [0.0] * (len(bounds) - examples)
 
 
 def test_the_counts_are_those_of_the_examples(store, cache) -> None:
@@ -63,10 +64,45 @@ def test_the_counts_are_those_of_the_examples(store, cache) -> None:
 
 def test_unused_predictions_weigh_nothing(store, cache) -> None:
     for micro in dataset_of(store, cache)[FIRST].micros:
-        asked = int(micro.masked_weights_P.sum())
-        assert micro.masked_weights_P.tolist() == [1.0] * asked + [0.0] * (len(micro.masked_rows_P) - asked)
-        assert len(micro.masked_rows_P) % 64 == 0
-        assert micro.masked_rows_P[asked:].sum() == 0
+        asked = int(micro["masked_weights_P"].sum())
+        assert micro["masked_weights_P"].tolist() == [1.0] * asked + [0.0] * (
+            len(micro["masked_rows_P"]) - asked
+        )
+        assert len(micro["masked_rows_P"]) % 64 == 0
+        assert micro["masked_rows_P"][asked:].sum() == 0
+
+
+def _lengths(step: Collated):
+    return np.diff(step.sequences.starts_S1)
+
+
+def _rows_of_tokens(step: Collated):
+    return np.arange(len(step.sequences.tokens_T))
+
+
+def test_a_declared_field_is_cut_filled_up_and_counted_in_each_micro_batch(store, cache) -> None:
+    lengths = Field("lengths_S", _lengths, "total", filler=-1)
+    rows = Field("rows_T", _rows_of_tokens, filler=9, is_row=True)
+    step = dataset_of(store, cache, fields=(rows, lengths))[FIRST]
+    assert len(step.micros) > 1
+    for micro in step.micros:
+        assert set(micro.fields) == {"rows_T", "lengths_S"}
+        end, bounds = int(micro.end_1), list(micro.inputs.layout.bounds())
+        assert micro["rows_T"].tolist() == [*range(end), *[9] * (len(micro.inputs.tokens_T) - end)]
+        wanted = [last - first if first < end else -1 for first, last in bounds]
+        assert micro["lengths_S"].tolist() == wanted
+    fillers = sum(int((micro["lengths_S"] < 0).sum()) for micro in step.micros)
+    assert step.counts["total"] == step.counts["tokens"] - fillers
+
+
+def test_without_a_field_of_predicted_tokens_nothing_is_masked(store, cache) -> None:
+    plain, mask = dataset_of(store, cache, fields=PAIR_FIELDS)[FIRST], store.tokenizer().mask_id
+    assert all(mask not in micro.inputs.tokens_T for micro in plain.micros)
+    masked = list(sequences_of(dataset_of(store, cache)[FIRST]))
+    assert any(mask in sequence.tokens for sequence in masked)
+    for shown, other in zip(sequences_of(plain), masked, strict=True):
+        assert [other.targets.get(at, token) for at, token in enumerate(other.tokens)] == shown.tokens
+        assert (shown.pair_label, shown.targets) == (other.pair_label, {})
 
 
 def test_a_sequence_is_a_template_around_text_of_the_store(store, cache) -> None:
@@ -120,7 +156,7 @@ def test_a_rank_without_examples_sees_fillers_only(store, cache) -> None:
     assert {len(rank.micros) for rank in ranks} == {1}
     idle = min(ranks, key=lambda rank: rank.counts["sequences"])
     assert set(idle.counts.values()) == {0.0}
-    assert idle.micros[0].masked_weights_P.sum() == 0
+    assert idle.micros[0]["masked_weights_P"].sum() == 0
 
 
 def test_a_step_survives_the_way_from_a_worker(store, cache) -> None:
@@ -192,12 +228,12 @@ def test_closed_steps_leave_no_worker_whoever_still_refers_to_the_loader(store, 
 def _with_odd_values(micro: PretrainingBatch, *, with_task_types: bool) -> PretrainingBatch:
     """The batch with weights that are no whole numbers, and perhaps with task types."""
     task_types_T = torch.arange(len(micro.inputs.tokens_T)) % 3 if with_task_types else None
-    return replace(
+    changed = with_fields(
         micro,
-        inputs=replace(micro.inputs, task_types_T=task_types_T),
-        masked_weights_P=micro.masked_weights_P * 0.3,
-        pair_weights_S=micro.pair_weights_S * 0.7,
+        masked_weights_P=micro["masked_weights_P"] * 0.3,
+        pair_weights_S=micro["pair_weights_S"] * 0.7,
     )
+    return replace(changed, inputs=replace(micro.inputs, task_types_T=task_types_T))
 
 
 def _tensor_fields(batch) -> dict[str, torch.Tensor]:
@@ -205,6 +241,8 @@ def _tensor_fields(batch) -> dict[str, torch.Tensor]:
     found = {}
     for each in fields(batch):
         value = getattr(batch, each.name)
+        if each.name == "fields":
+            found |= value
         if isinstance(value, torch.Tensor):
             found[each.name] = value
         elif is_dataclass(value):
@@ -229,8 +267,8 @@ def test_a_batch_moves_with_all_its_parts(store, cache) -> None:
     parts = (
         micro.inputs.tokens_T,
         micro.inputs.layout.starts_S1,
-        micro.masked_weights_P,
-        micro.pair_labels_S,
+        micro["masked_weights_P"],
+        micro["pair_labels_S"],
     )
     assert all(part.device == torch.device("meta") for part in parts)
 

@@ -354,12 +354,14 @@ def test_each_side_learns_to_predict_a_word_alone(both_sides):
     rows_P, labels_P = torch.tensor([2, 3, 0, 0]), torch.tensor([7, 8, 0, 0])  # filler points at row 0
     batch = PretrainingBatch(
         pack([words]),
-        masked_rows_P=rows_P,
-        masked_ids_P=labels_P,
-        masked_weights_P=torch.tensor([1.0, 1, 0, 0]),
-        pair_labels_S=torch.zeros(1),
-        pair_weights_S=torch.zeros(1),
         end_1=torch.tensor([6]),
+        fields={
+            "masked_rows_P": rows_P,
+            "masked_ids_P": labels_P,
+            "masked_weights_P": torch.tensor([1.0, 1, 0, 0]),
+            "pair_labels_S": torch.zeros(1),
+            "pair_weights_S": torch.zeros(1),
+        },
     )
     sums = MaskedLanguageModelling(network, "none").summed(batch)
     left, right = network.encoder.word_views()

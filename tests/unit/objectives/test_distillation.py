@@ -41,12 +41,14 @@ def batch_of(filler: list[int] = (0, 0, 0)) -> PretrainingBatch:
     starts = inputs.layout.starts_S1.tolist()
     return PretrainingBatch(
         inputs,
-        masked_rows_P=torch.tensor([*(starts[text] + place for text, place, _ in PLACES), 0]),
-        masked_ids_P=torch.tensor([*(token for _, _, token in PLACES), 0]),
-        masked_weights_P=torch.tensor([1.0] * len(PLACES) + [0.0]),
-        pair_labels_S=torch.zeros(len(TEXTS) + 1, dtype=torch.long),
-        pair_weights_S=torch.zeros(len(TEXTS) + 1),
         end_1=inputs.layout.starts_S1[-2:-1].long(),
+        fields={
+            "masked_rows_P": torch.tensor([*(starts[text] + place for text, place, _ in PLACES), 0]),
+            "masked_ids_P": torch.tensor([*(token for _, _, token in PLACES), 0]),
+            "masked_weights_P": torch.tensor([1.0] * len(PLACES) + [0.0]),
+            "pair_labels_S": torch.zeros(len(TEXTS) + 1, dtype=torch.long),
+            "pair_weights_S": torch.zeros(len(TEXTS) + 1),
+        },
     )
 
 

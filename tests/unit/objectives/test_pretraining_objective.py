@@ -1,6 +1,5 @@
 """The pre-training loss against transformers, what does not count in it, and what each objective may see."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from bertsmith.objectives.pretraining_objective import PretrainingObjective, wei
 from bertsmith.packed import pack
 from bertsmith.training.trainer import same_bits
 from tests.declared_values import means_of
+from tests.example_stores import with_fields
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network
 
@@ -35,12 +35,14 @@ def batch_of(texts: list[list[int]] = TEXTS) -> PretrainingBatch:
     starts = inputs.layout.starts_S1.tolist()
     return PretrainingBatch(
         inputs,
-        masked_rows_P=torch.tensor([*(starts[text] + place for text, place, _ in PLACES), 0]),
-        masked_ids_P=torch.tensor([*(token for _, _, token in PLACES), 0]),
-        masked_weights_P=torch.tensor([1.0] * len(PLACES) + [0.0]),
-        pair_labels_S=torch.tensor([*LABELS, 0]),
-        pair_weights_S=torch.tensor([1.0] * len(LABELS) + [0.0]),
         end_1=inputs.layout.starts_S1[-2:-1].long(),
+        fields={
+            "masked_rows_P": torch.tensor([*(starts[text] + place for text, place, _ in PLACES), 0]),
+            "masked_ids_P": torch.tensor([*(token for _, _, token in PLACES), 0]),
+            "masked_weights_P": torch.tensor([1.0] * len(PLACES) + [0.0]),
+            "pair_labels_S": torch.tensor([*LABELS, 0]),
+            "pair_weights_S": torch.tensor([1.0] * len(LABELS) + [0.0]),
+        },
     )
 
 
@@ -86,16 +88,16 @@ def test_the_gradient_is_that_of_transformers(tmp_path):
 def test_rows_and_sequences_of_weight_0_do_not_count(tmp_path):
     objective = MaskedLanguageModelling(tiny_network(), "nsp")
     batch = batch_of()
-    others = replace(
+    others = with_fields(
         batch,
-        masked_ids_P=torch.where(batch.masked_weights_P > 0, batch.masked_ids_P, 7),
-        masked_rows_P=torch.where(batch.masked_weights_P > 0, batch.masked_rows_P, 3),
-        pair_labels_S=torch.where(batch.pair_weights_S > 0, batch.pair_labels_S, 1),
+        masked_ids_P=torch.where(batch["masked_weights_P"] > 0, batch["masked_ids_P"], 7),
+        masked_rows_P=torch.where(batch["masked_weights_P"] > 0, batch["masked_rows_P"], 3),
+        pair_labels_S=torch.where(batch["pair_weights_S"] > 0, batch["pair_labels_S"], 1),
     )
     loss, sums = objective(batch, EVERY_COUNT)
     other_loss, other_sums = objective(others, EVERY_COUNT)
     assert torch.equal(loss, other_loss) and torch.equal(sums, other_sums)
-    weighted = replace(batch, masked_weights_P=torch.ones(len(PLACES) + 1))
+    weighted = with_fields(batch, masked_weights_P=torch.ones(len(PLACES) + 1))
     assert objective(weighted, EVERY_COUNT)[1][0] > sums[0]
 
 
@@ -135,11 +137,11 @@ def test_best_guesses_are_counted():
     network = tiny_network()
     batch = batch_of()
     hidden = network(batch.inputs)
-    guesses = network.word_scores(hidden, batch.masked_rows_P).argmax(-1)
+    guesses = network.word_scores(hidden, batch["masked_rows_P"]).argmax(-1)
     pairs = network.scores("nsp", hidden, batch.inputs.layout).argmax(-1)
     wrong_once = guesses.clone()
     wrong_once[1] += 1
-    changed = replace(batch, masked_ids_P=wrong_once, pair_labels_S=pairs)
+    changed = with_fields(batch, masked_ids_P=wrong_once, pair_labels_S=pairs)
     sums = MaskedLanguageModelling(network, "nsp")(changed, EVERY_COUNT)[1].tolist()
     assert (sums[2], sums[3]) == (len(PLACES) - 1, len(LABELS))
 

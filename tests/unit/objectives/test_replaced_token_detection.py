@@ -1,7 +1,6 @@
 """ELECTRA's objective: what is sampled, what counts as replaced, and the losses against transformers."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from bertsmith.objectives.replaced_token_detection import ReplacedTokenDetection
 from bertsmith.packed import pack
 from tests.compile_counter import CompileCounter
 from tests.declared_values import means_of, scales_of
+from tests.example_stores import with_fields
 from tests.oracles import saved_oracle
 from tests.tiny import tiny_network
 
@@ -35,13 +35,15 @@ def batch_of(*, filler: list[int] = FILLER, draws: list[float] = (0.1, 0.5, 0.7,
     starts = inputs.layout.starts_S1.tolist()
     return PretrainingBatch(
         inputs,
-        masked_rows_P=torch.tensor([*(starts[text] + place for text, place, _ in PLACES), 0]),
-        masked_ids_P=torch.tensor([*(token for _, _, token in PLACES), 0]),
-        masked_weights_P=torch.tensor([1.0] * len(PLACES) + [0.0]),
-        pair_labels_S=torch.zeros(len(TEXTS) + 1, dtype=torch.long),
-        pair_weights_S=torch.zeros(len(TEXTS) + 1),
         end_1=inputs.layout.starts_S1[-2:-1].long(),
-        draws_P=torch.tensor([*(int(draw * 2**SAMPLING_BITS) for draw in draws), 77]),
+        fields={
+            "masked_rows_P": torch.tensor([*(starts[text] + place for text, place, _ in PLACES), 0]),
+            "masked_ids_P": torch.tensor([*(token for _, _, token in PLACES), 0]),
+            "masked_weights_P": torch.tensor([1.0] * len(PLACES) + [0.0]),
+            "pair_labels_S": torch.zeros(len(TEXTS) + 1, dtype=torch.long),
+            "pair_weights_S": torch.zeros(len(TEXTS) + 1),
+            "draws_P": torch.tensor([*(int(draw * 2**SAMPLING_BITS) for draw in draws), 77]),
+        },
     )
 
 
@@ -71,7 +73,7 @@ def oracles(folder: Path) -> tuple[nn.Module, nn.Module]:
 def theirs(discriminator: nn.Module, generator: nn.Module, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
     """Each text by itself through transformers: the generator's and the discriminator's summed losses."""
     places = [[(place, token) for of, place, token in PLACES if of == text] for text in range(len(TEXTS))]
-    draws = iter(batch.draws_P.tolist())
+    draws = iter(batch["draws_P"].tolist())
     mlm, replaced = [], []
     for text, targets in zip(TEXTS, places, strict=True):
         original, shown = list(text), list(text)
@@ -127,7 +129,7 @@ def test_pairs_are_judged_by_what_the_discriminator_sees():
     objective = ReplacedTokenDetection(
         network, generator, discriminator_weight=WEIGHT, pair_head="nsp", pair_weight=3.0
     )
-    batch = replace(
+    batch = with_fields(
         batch_of(),
         pair_labels_S=torch.tensor([0, 1, 1, 0]),
         pair_weights_S=torch.tensor([1.0, 0.0, 1.0, 0.0]),  # the second has none, and the last is the filler
@@ -175,7 +177,7 @@ def test_a_row_is_sampled_by_its_own_draw_alone():
 
 def test_a_sample_that_is_the_original_is_not_replaced():
     batch = batch_of()
-    same = replace(batch, masked_ids_P=torch.full_like(batch.masked_ids_P, 60))
+    same = with_fields(batch, masked_ids_P=torch.full_like(batch["masked_ids_P"], 60))
     replaced = objective_of().declared.sums.index("replaced")
     assert always_sampling(60)(same, SCALES)[1][replaced] == 0
     assert always_sampling(60)(batch, SCALES)[1][replaced] == len(PLACES)
@@ -195,8 +197,10 @@ def test_the_discriminator_sees_what_was_sampled_and_no_mask():
 def test_filler_does_not_count():
     objective = objective_of()
     batch, longer = batch_of(), batch_of(filler=[0] * 9)
-    draws = torch.where(batch.masked_weights_P > 0, batch.draws_P, 2**29)
-    other = replace(batch, draws_P=draws, masked_ids_P=batch.masked_ids_P + (batch.masked_weights_P == 0))
+    draws = torch.where(batch["masked_weights_P"] > 0, batch["draws_P"], 2**29)
+    other = with_fields(
+        batch, draws_P=draws, masked_ids_P=batch["masked_ids_P"] + (batch["masked_weights_P"] == 0)
+    )
     loss, sums = objective(batch, SCALES)
     assert torch.equal(sums, objective(other, SCALES)[1])
     assert (sums - objective(longer, SCALES)[1]).abs().max() <= FP32

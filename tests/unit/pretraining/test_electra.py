@@ -16,6 +16,7 @@ from bertsmith.data.collate import Multiples
 from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.data.masking import SAMPLING_BITS
 from bertsmith.model.folder.model_folder import read_model
+from bertsmith.objectives.registry import declaration
 from bertsmith.packed import pack
 from bertsmith.pretraining.checkpoint_export import export_checkpoints
 from bertsmith.pretraining.hardware import choices
@@ -168,11 +169,11 @@ def test_several_micro_batches_learn_what_one_does(store, tmp_path):
 
 def test_draws_follow_from_the_seed_and_the_step_alone(store, tmp_path):
     def draws(*overrides: str, step: int = 1, **sizes: int) -> np.ndarray:
-        data = PretrainingDataset(
-            store, tiny_recipe(*ELECTRA, *overrides), cache=tmp_path, **{"micro_tokens": 256, **sizes}
-        )
+        recipe = tiny_recipe(*ELECTRA, *overrides)
+        wanted = {"micro_tokens": 256, "fields": declaration(recipe).fields, **sizes}
+        data = PretrainingDataset(store, recipe, cache=tmp_path, **wanted)
         micros = [micro for micro in data[StepIndex(0, step)].micros]
-        return np.concatenate([micro.draws_P[micro.masked_weights_P > 0].numpy() for micro in micros])
+        return np.concatenate([micro["draws_P"][micro["masked_weights_P"] > 0].numpy() for micro in micros])
 
     first = draws(multiples=Multiples(8, 8))
     assert first.min() >= 0 and first.max() < 2**SAMPLING_BITS and len(np.unique(first)) == len(first)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bertsmith.data.batch_inspection import sequences_of
-from bertsmith.data.collate import Multiples, counts_of
+from bertsmith.data.collate import PAIR_FIELDS, WORD_FIELDS, Multiples, counts_of
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
 from bertsmith.pretraining.hardware import Machine, fit_machine
@@ -92,7 +92,7 @@ def test_ranks_share_the_same_sequences_in_as_many_passes_each(store, tmp_path, 
 
 def test_the_commoner_answer_is_that_of_more_pairs(store, tmp_path):
     found = held_out(store, tmp_path, "run.evaluation_sequences=15")
-    labels = [label for micro in found.batches.micros for label in micro.pair_labels_S[:-1].tolist()]
+    labels = [label for micro in found.batches.micros for label in micro["pair_labels_S"][:-1].tolist()]
     assert len(labels) == 15
     level = evaluate(trainer_of(store), found)[0]["pair_majority"]
     assert level == max(sum(labels), 15 - sum(labels)) / 15 > 0.5
@@ -114,13 +114,15 @@ def test_an_evaluation_leaves_nothing_behind(store, tmp_path):
 
 def test_results_are_means_over_all_sequences(store, tmp_path):
     trainer, given = trainer_of(store), held_out(store, tmp_path, "run.evaluation_sequences=24")
-    micros = given.batches.micros
+    micros, fields = given.batches.micros, WORD_FIELDS + PAIR_FIELDS
     assert len(micros) > 2
-    masked = [float(micro.masked_weights_P.sum()) for micro in micros]
+    masked = [float(micro["masked_weights_P"].sum()) for micro in micros]
     parts = [
         evaluate(
             trainer,
-            replace(given, batches=replace(given.batches, micros=(micro,), counts=counts_of([micro]))),
+            replace(
+                given, batches=replace(given.batches, micros=(micro,), counts=counts_of([micro], fields))
+            ),
         )[0]
         for micro in micros
     ]

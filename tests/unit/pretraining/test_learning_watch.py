@@ -176,11 +176,13 @@ def test_a_student_that_predicts_one_word_everywhere_is_seen(rows):
     none = torch.zeros(2)
     batch = PretrainingBatch(
         inputs,
-        **masked,
-        masked_weights_P=torch.ones(3),
-        pair_labels_S=none.long(),
-        pair_weights_S=none,
         end_1=inputs.layout.starts_S1[-1:].long(),
+        fields={
+            **masked,
+            "masked_weights_P": torch.ones(3),
+            "pair_labels_S": none.long(),
+            "pair_weights_S": none,
+        },
     )
     trainer = SimpleNamespace(objective=objective, world=ALONE, precision="fp32")
     held_out = SimpleNamespace(batches=SimpleNamespace(micros=[batch]))

@@ -13,7 +13,7 @@ from bertsmith.data.data_loader import PretrainingDataset, StepIndex
 from bertsmith.model.architectures.registry import ARCHITECTURES
 from bertsmith.model.folder.model_folder import head_outputs, read_model
 from bertsmith.model.network import Network, build_network
-from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.pretraining.initial_model import build_initial_model, encoder_config_of
 from bertsmith.pretraining.pretrain import pretrain
 from bertsmith.recipe.load import load_recipe, preset_names, published_vocabulary
@@ -108,9 +108,9 @@ def generator_of(network: Network, recipe: Recipe) -> Network:
 
 
 def batch_without_numbers(recipe: Recipe, store: TokenStore, cache) -> PretrainingBatch:
-    feed = PretrainingDataset(
-        store, small(recipe.name), micro_tokens=256, multiples=Multiples(8, 8), cache=cache
-    )
+    sizes = {"micro_tokens": 256, "multiples": Multiples(8, 8)}
+    fields = declaration(recipe).fields
+    feed = PretrainingDataset(store, small(recipe.name), cache=cache, fields=fields, **sizes)
     return feed[StepIndex(0, 0)].micros[0].to("meta")
 
 

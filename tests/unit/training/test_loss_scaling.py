@@ -30,7 +30,7 @@ from bertsmith.training.trainer import (
     loss_scaler,
     take_step,
 )
-from tests.example_stores import random_store, small_recipe
+from tests.example_stores import random_store, small_recipe, with_fields
 from tests.tiny import tiny_encoder_config, tiny_network
 from tests.tiny_runs import tiny_recipe
 
@@ -85,7 +85,9 @@ def test_an_overflow_is_skipped_halves_the_scale_and_is_no_sign_of_a_broken_run(
 
 def test_what_is_not_a_number_without_a_scale_is_called_so(step):
     trainer = trainer_of(1.0)
-    broken = [replace(micro, masked_weights_P=micro.masked_weights_P * torch.nan) for micro in step.micros]
+    broken = [
+        with_fields(micro, masked_weights_P=micro["masked_weights_P"] * torch.nan) for micro in step.micros
+    ]
     report = take_step(trainer, replace(step, micros=broken))
     assert (report.skipped, report.progress.skipped_in_a_row) == ("not a number", 1)
 

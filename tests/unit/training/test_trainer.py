@@ -27,7 +27,7 @@ from bertsmith.training.trainer import (
     launch_step,
     take_step,
 )
-from tests.example_stores import random_store, small_recipe
+from tests.example_stores import random_store, small_recipe, with_fields
 from tests.tiny import tiny_encoder_config
 
 HEADS = {"pooler": 0, "mlm": 0, "nsp": 2}
@@ -84,7 +84,9 @@ def step_input(batches: StepBatches, *, rate: float = 1e-3, step: int = 0) -> St
 def broken(batches: StepBatches) -> StepBatches:
     """A step whose loss is not a number."""
     (micro,) = batches.micros
-    return replace(batches, micros=(replace(micro, masked_weights_P=micro.masked_weights_P * math.nan),))
+    return replace(
+        batches, micros=(with_fields(micro, masked_weights_P=micro["masked_weights_P"] * math.nan),)
+    )
 
 
 def gradients(trainer: Trainer) -> list[Tensor]:

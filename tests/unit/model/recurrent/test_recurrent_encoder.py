@@ -139,12 +139,14 @@ def batch_of(texts, filler=8):
     pairs_S = torch.zeros(len(texts) + 1)
     return PretrainingBatch(
         inputs,
-        masked_rows_P=rows_P,
-        masked_ids_P=torch.cat((inputs.tokens_T[rows_P[:-4]], zeros)),
-        masked_weights_P=(torch.arange(len(rows_P)) < len(rows)).float(),
-        pair_labels_S=pairs_S.long(),
-        pair_weights_S=pairs_S,
         end_1=torch.tensor([starts[-1]]),
+        fields={
+            "masked_rows_P": rows_P,
+            "masked_ids_P": torch.cat((inputs.tokens_T[rows_P[:-4]], zeros)),
+            "masked_weights_P": (torch.arange(len(rows_P)) < len(rows)).float(),
+            "pair_labels_S": pairs_S.long(),
+            "pair_weights_S": pairs_S,
+        },
     )
 
 
