@@ -45,8 +45,17 @@ from bertsmith.pretraining.pretrain import pretrain as run_pretraining
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import value_text
-from bertsmith.studies.pretraining_sweep import PretrainingTrial, grid_points, run_sweep, trials_of
-from bertsmith.studies.sweep import Stopped, over_folds, run_trials, spreads_of
+from bertsmith.studies.sweep import (
+    PretrainingTrial,
+    Stopped,
+    grid_points,
+    over_folds,
+    ran_to_their_end,
+    run_sweep,
+    run_trials,
+    spreads_of,
+    trials_of,
+)
 from bertsmith.tasks.catalogue import OWN
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.table_format import TableFormat
@@ -211,7 +220,7 @@ def finetune(
             if not folds:
                 return _training_run(run_finetuning(assignment, callback))
             try:
-                results = run_trials(over_folds(assignment, folds), callback)
+                results = ran_to_their_end(run_trials(over_folds(assignment, folds), callback))
             except Stopped:
                 return TrainingRun(folder, False, {}, 0, 0.0)
     means = {
@@ -267,10 +276,10 @@ def pretrain(
         recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
         callback = PythonCallback(display, rows)
         if sweep is not None:
-            trials = trials_of(_points(sweep), recipe_with, out=out)
+            trials = trials_of(_points(sweep), recipe_with, store=store, out=out)
             for each in trials:
                 shown |= declaration(each.recipe).own
-            return _sweep_run(out, trials, store=store, callback=callback)
+            return _sweep_run(out, trials, callback)
         stopping = EarlyStopping(if_flat=stop_if_flat)
         if chooses:
             load = partial(_auto_base, _overrides(settings), short)
@@ -322,22 +331,20 @@ def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
     return grid_points(texts)
 
 
-def _sweep_run(
-    out: Path, trials: Sequence[PretrainingTrial], *, store: Path, callback: ProgressCallback
-) -> TrainingRun:
+def _sweep_run(out: Path, trials: Sequence[PretrainingTrial], callback: ProgressCallback) -> TrainingRun:
     """Return the best run of a sweep, with all the others."""
     try:
-        outcomes = run_sweep(trials, store=store, callback=callback)
+        outcomes = run_sweep(trials, callback)
     except Stopped:
         return TrainingRun(out, False, {}, 0, 0.0)
     runs = tuple(
         TrainingRun(
             each.folder,
-            not each.early_end,
+            not (each.early_end or each.failure),
             {"held-out": each.held_out},
             each.steps,
             each.seconds,
-            early_end=each.early_end,
+            early_end=each.early_end or each.failure,
         )
         for each in outcomes
     )

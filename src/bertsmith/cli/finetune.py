@@ -417,7 +417,8 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     if as_json:
         runs = {name: result.metrics for name, result in results.items()}
         summary = {"finished": True, "runs": runs, "best": best, "spreads": sweep.plain_spreads(spreads)}
-        print_json({**summary, "baselines": baselines, "ended_early": sweep.early_ends(results)})
+        ends = {"ended_early": sweep.early_ends(results), "failed": sweep.failures(results)}
+        print_json({**summary, "baselines": baselines, **ends})
         return
     for name, result in results.items():
         echo(f"{name}: {_run_text(result)}")
@@ -439,6 +440,8 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
 
 def _run_text(result: "FinetuningResult") -> str:
     """Format the result of a run on its first split; the others are in the run's folder."""
+    if result.failure:
+        return f"failed: {result.failure}"
     if not result.metrics:
         return "finished; there is no development set"
     split, metrics = next(iter(result.metrics.items()))

@@ -1,7 +1,6 @@
 """`bertsmith pretrain`: train a model from a token store."""
 
 import time
-from dataclasses import asdict
 from functools import partial
 from math import ceil, inf
 from pathlib import Path
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
     from bertsmith.pretraining.pretrain import PretrainingResult
     from bertsmith.recipe.schema import Recipe
-    from bertsmith.studies.pretraining_sweep import TrialOutcome
     from bertsmith.training.early_stopping import EarlyStopping
 
 
@@ -209,24 +207,22 @@ def _sweep(
 ) -> None:
     """Run a grid of settings and print its table."""
     from bertsmith.objectives.registry import declaration
-    from bertsmith.studies.pretraining_sweep import read_grid, run_sweep, trials_of
+    from bertsmith.studies.sweep import read_grid, run_sweep, trials_of
 
-    trials = trials_of(read_grid(texts), chosen, out=out)
+    trials = trials_of(read_grid(texts), chosen, store=store, out=out)
     shown = {name: each for trial in trials for name, each in declaration(trial.recipe).own.items()}
-    outcomes = stoppable(
-        lambda callback: run_sweep(trials, store=store, callback=callback),
-        partial(live_line, shown),
-        as_json=as_json,
-    )
+    outcomes = stoppable(partial(run_sweep, trials), partial(live_line, shown), as_json=as_json)
     show_sweep(outcomes, trials[0].recipe, as_json=as_json)
 
 
-def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json: bool) -> None:
+def show_sweep(outcomes: "Sequence[PretrainingResult]", recipe: "Recipe", *, as_json: bool) -> None:
     """Print the result of each run of a sweep, the best first."""
     place = outcomes[0].folder.parent
     if as_json:
-        rows = [{**asdict(each), "folder": str(each.folder)} for each in outcomes]
-        best = "" if outcomes[0].early_end else outcomes[0].name
+        from bertsmith.studies.sweep import row_of
+
+        rows = [{**row_of(each), "folder": str(each.folder)} for each in outcomes]
+        best = "" if outcomes[0].early_end else outcomes[0].folder.name
         print_json({"state": "finished", "best": best, "runs": rows})
         return
     from bertsmith.objectives.registry import declaration
@@ -234,20 +230,22 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json:
     fixed = (each for each in declaration(recipe).fixed.values() if each.short)
     columns = {"fixed loss" if each.short == LOSS.short else each.short: each for each in fixed}
     columns |= {"own loss": LOSS}
-    width = max(len("run"), *(len(each.name) for each in outcomes))
+    width = max(len("run"), *(len(each.folder.name) for each in outcomes))
     echo(f"{'run':<{width}}  {'steps':>9}  " + "  ".join(f"{title:>14}" for title in columns))
     for each in outcomes:
         cells = [
             metric.text(each.held_out[metric.name]) if metric.name in each.held_out else "-"
             for metric in columns.values()
         ]
-        line = f"{each.name:<{width}}  {each.steps:>9,}  " + "  ".join(f"{cell:>14}" for cell in cells)
-        echo(f"{line}  ended early" if each.early_end else line)
+        line = f"{each.folder.name:<{width}}  {each.steps:>9,}  " + "  ".join(f"{cell:>14}" for cell in cells)
+        echo(line + ("  ended early" if each.early_end else "  failed" if each.failure else ""))
     for each in outcomes:
         if each.early_end:
-            echo(f"{each.name} was ended early: {each.early_end}")
+            echo(f"{each.folder.name} was ended early: {each.early_end}")
+        if each.failure:
+            echo(f"{each.folder.name} failed: {each.failure}")
     if not outcomes[0].early_end:
-        echo(f"best: {outcomes[0].name} ({outcomes[0].folder / 'model'})")
+        echo(f"best: {outcomes[0].folder.name} ({outcomes[0].folder / 'model'})")
     if (place / "sweep.png").exists():
         echo(f"picture: {place / 'sweep.png'}")
 

@@ -37,6 +37,8 @@ class GlueRow:
     """Scores of the constant answer, by split and metric."""
     best: str = ""
     """Name of the best run on the development set if settings were searched, else empty."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Reasons of runs that failed, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,10 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
         of_task = {trial.name: next(results) for trial in trials[task.name]}
         seconds = sum(result.seconds for result in of_task.values())
         best = sweep.best_of(of_task) if request.search or request.lr_grid else ""
-        counted = [of_task[best]] if best else list(of_task.values())
-        first = counted[0]
-        rows.append(GlueRow(task, first.examples, seconds, sweep.spreads_of(counted), first.baselines, best))
+        counted = [of_task[best]] if best else sweep.ran_to_their_end(of_task.values())
+        examples, baselines = (counted[0].examples, counted[0].baselines) if counted else (0, {})
+        spreads, failed = sweep.spreads_of(counted), sweep.failures(of_task)
+        rows.append(GlueRow(task, examples, seconds, spreads, baselines, best, failed))
     missing = tuple(task.title for task in _trained() if task.name not in present)
     table = GlueTable(tuple(rows), tuple(glue_averages(_means(rows))), missing)
     write_text(request.out / "table.md", table_text(table))
@@ -149,6 +152,7 @@ def table_text(table: GlueTable) -> str:
                 end = f"{spread.runs} | {row.examples:,} | {row.seconds:.0f}"
                 lines.append(f"| {row.task.title} | {split} | {metric} | {cells} | {end} |")
     lines += [f"\n{line}" for row in table.rows for line in _below_baseline(row)]
+    lines += [f"\n{name} failed: {why}" for row in table.rows for name, why in row.failures.items()]
     if searched := [row for row in table.rows if row.best]:
         lines += ["", f"Best on dev: {', '.join(row.best for row in searched)}."]
     lines += _published_table(table.rows)
@@ -207,6 +211,7 @@ def plain_table(table: GlueTable) -> dict[str, object]:
         "tasks": {row.task.name: sweep.plain_spreads(row.spreads) for row in table.rows},
         "baselines": {row.task.name: row.baselines for row in table.rows},
         "best": {row.task.name: row.best for row in table.rows if row.best},
+        "failed": {name: why for row in table.rows for name, why in row.failures.items()},
         "averages": {average.name: average.value for average in table.averages},
         "missing": list(table.missing),
     }

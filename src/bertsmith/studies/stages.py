@@ -133,7 +133,7 @@ def run_pretraining(work: Work) -> Result | None:
     if TEACHER in work.inputs:
         distill = recipe.distill.model_copy(update={"teacher": str(model_folder(work.inputs[TEACHER]))})
         recipe = recipe.model_copy(update={"distill": distill})
-    with _reporting_lack_of_memory():
+    with reporting_lack_of_memory():
         result = pretrain(recipe, store=work.stage.data.path, out=work.folder, callback=work.callback)
     if result.state != "finished":
         return None
@@ -181,7 +181,7 @@ def run_finetuning(work: Work) -> Result | None:
     recipe = recipe.model_copy(update={"distill": distill, "run": run})
     model = model_folder(work.inputs[MODEL])
     assignment = Assignment(task_of(work.stage), recipe, model, work.stage.data.path, work.folder)
-    with _reporting_lack_of_memory():
+    with reporting_lack_of_memory():
         result = finetune(assignment, work.callback)
     if not result.finished:
         return None
@@ -267,7 +267,7 @@ def _memory() -> tuple[int, int]:
 
 
 @contextmanager
-def _reporting_lack_of_memory() -> Iterator[None]:
+def reporting_lack_of_memory() -> Iterator[None]:
     """Report that memory ran out as a user error."""
     try:
         yield
