@@ -16,10 +16,15 @@ from typing import Any
 
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
 from bertsmith.cli.finetune import OwnTable, own_task, published_task
+from bertsmith.cli.finetune import finetune as finetune_verb
 from bertsmith.cli.finetune import live_line as finetuning_line
 from bertsmith.cli.options import settings_of
+from bertsmith.cli.predict import evaluate as evaluate_verb
+from bertsmith.cli.predict import predict as predict_verb
 from bertsmith.cli.pretrain import check_auto
 from bertsmith.cli.pretrain import live_line as pretraining_line
+from bertsmith.cli.pretrain import pretrain as pretrain_verb
+from bertsmith.cli.spelling import as_arguments
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import Metric
@@ -197,14 +202,14 @@ def finetune(
     """
     folder = Path(out).expanduser()
     short = (
-        ("--epochs", "run.epochs", epochs),
-        ("--lr", "optim.peak_lr", lr),
-        ("--seed", "run.seed", seed),
-        ("--patience", "run.patience", patience),
-        ("--patience", "run.keep", None if patience is None else "best"),
+        ("epochs", "run.epochs", epochs),
+        ("lr", "optim.peak_lr", lr),
+        ("seed", "run.seed", seed),
+        ("patience", "run.patience", patience),
+        ("patience", "run.keep", None if patience is None else "best"),
     )
     options = settings_of(short)
-    with rows_beside(folder) as rows:
+    with rows_beside(folder, as_arguments(finetune, finetune_verb)) as rows:
         path = rows.path(data, folder.with_name(f"{folder.name}-data"), "data")
         held = None if dev is None else rows.path(dev, folder.with_name(f"{folder.name}-dev"), "dev")
         parts, form = (held, dev_share, test_share, folds), (delimiter, encoding, ",".join(columns))
@@ -265,12 +270,13 @@ def pretrain(
         where = " and ".join(name for name, _ in budgets)
         raise UserError("a run has one budget", where=where, remedy="give one of them")
     short = [
-        (f"--{name}", line)
+        (f"`{name}`", line)
         for name, value in budgets
         for line in (f"run.{name}={value_text(value)}", f"run.budget={name}")
     ]
     store, out = Path(store).expanduser(), Path(out).expanduser()
-    rows, shown, started = RowFiles(), dict[str, Metric](), time.monotonic()
+    rows = RowFiles(as_arguments(pretrain, pretrain_verb))
+    shown, started = dict[str, Metric](), time.monotonic()
     with python_words(rows), progress_display(partial(pretraining_line, shown), as_json=False) as display:
         chooses = check_auto(str(recipe), size=size, objective=objective, sweeps=sweep is not None)
         recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
@@ -319,15 +325,13 @@ def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
     for key, values in sweep.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             remedy = f'give a list: sweep={{"{key}": [...]}}'
-            raise UserError(f"{key} has no list of values", where="sweep", remedy=remedy)
+            raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
         # A string is written without quotes, as on the command line.
         texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
         if len(set(texts[key])) < len(texts[key]):
-            raise UserError(f"{key} has a value twice", where="sweep", remedy="give each value once")
+            raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
     if not texts:
-        raise UserError(
-            "it names no key", where="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}'
-        )
+        raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
     return grid_points(texts)
 
 
@@ -368,7 +372,7 @@ def evaluate(
 
     Example: bertsmith.evaluate("runs/reviews", frame).metrics["accuracy"]
     """
-    folders, rows = _folders(model), RowFiles()
+    folders, rows = _folders(model), RowFiles(as_arguments(evaluate, evaluate_verb))
     with TemporaryDirectory() as place, python_words(rows):
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
@@ -400,7 +404,7 @@ def predict(
 
     Example: pandas.DataFrame(bertsmith.predict("runs/reviews", frame).table())
     """
-    rows = RowFiles()
+    rows = RowFiles(as_arguments(predict, predict_verb))
     with TemporaryDirectory() as place, python_words(rows):
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)

@@ -8,31 +8,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import Spelling, UserError, spelled
 from bertsmith.core.files import write_text
 from bertsmith.finetuning.assignment import ASSIGNMENT
 from bertsmith.training.callbacks import ProgressCallback
 
 Rows = list[dict[str, Any]]
 _FILE_STEM = re.compile(r"[A-Za-z0-9_-]+")
-_NO_VALUE = r"(?!and\b|or\b|to\b|with\b|a\b|the\b)"
-_SPELLINGS = (
-    (r"--set ([\w.]+)=([^\s;,)]+)", r'settings={"\1": \2}'),
-    (r"--set\b", "settings"),
-    (r"--from (\S+)", r'settings={"start.model": "\1"}'),
-    (r"--(text|text2|label|id) COLUMN", r'\1="..."'),
-    (rf"--(kind|encoding|delimiter) {_NO_VALUE}([\w-]+)", r'\1="\2"'),
-    (r"--columns (\w+(?:,\w+)+)", lambda found: f"columns={found[1].split(',')}".replace("'", '"')),
-    (r"--(skip-bad)\b", lambda found: f"{found[1].replace('-', '_')}=True"),
-    (r"--([a-z][a-z0-9-]*)", lambda found: found[1].replace("-", "_")),
-)
-"""Options of the command line, and their equivalents in Python; the first match is used."""
 
 
 class RowFiles:
     """Files of rows, with their names in the Python call."""
 
-    def __init__(self) -> None:
+    def __init__(self, spelling: Spelling) -> None:
+        self.spelling = spelling
+        """Spelling of settings in the Python call."""
         self.names: dict[Path, str] = {}
         """Expression for each file of rows in the Python call."""
         self.written: list[Path] = []
@@ -85,9 +75,7 @@ class RowFiles:
             for path in dict.fromkeys((str(file), str(file.resolve()))):
                 text = re.sub(re.escape(path) + r":(\d+)", rf"row \1 of {name}", text)
                 text = text.replace(path, name)
-        for pattern, spelling in _SPELLINGS:
-            text = re.sub(pattern, spelling, text)
-        return text
+        return spelled(text, self.spelling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +112,15 @@ def python_words(rows: RowFiles) -> Iterator[None]:
     try:
         yield
     except UserError as error:
+        error = error.spelled(rows.spelling)
         what, where, remedy = map(rows.in_python_words, (error.what, error.where, error.remedy))
         raise replace(error, what=what, where=where, remedy=remedy) from error
 
 
 @contextmanager
-def rows_beside(folder: Path) -> Iterator[RowFiles]:
+def rows_beside(folder: Path, spelling: Spelling) -> Iterator[RowFiles]:
     """Yield files of rows that stay next to a run, and are removed if the run does not begin."""
-    rows = RowFiles()
+    rows = RowFiles(spelling)
     try:
         with python_words(rows):
             yield rows

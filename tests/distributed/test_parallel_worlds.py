@@ -23,7 +23,7 @@ from bertsmith.training.distributed import (
     stop_world,
 )
 from bertsmith.training.trainer import GradientGuard, Trainer
-from tests.tiny_training import SEQUENCES, TinyObjective, learn, whole
+from tests.tiny_training import SEQUENCES, TinyObjective, contrasted, learn, whole
 from tests.worlds import as_torchrun, meeting, run_processes, run_world
 
 
@@ -81,6 +81,26 @@ def test_two_processes_have_the_gradients_of_one(how, model_type):
         assert found.keys() == expected.keys()
         for name, values in expected.items():
             assert torch.tensor(found[name]).allclose(torch.tensor(values), rtol=1e-6, atol=1e-12), name
+
+
+OF_RANKS = [[SEQUENCES[:2], SEQUENCES[2:3]], [SEQUENCES[3:], []]]
+"""Micro-batches of a step by rank: the second has fewer rows, and none in its last one."""
+
+
+def contrasted_by_rank(world: World, how: str) -> tuple[dict[str, list[float]], float]:
+    found, own = contrasted(world, how, OF_RANKS[world.rank])
+    return {name: gradient.flatten().tolist() for name, gradient in found.items()}, own
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_have_the_gradients_of_one_for_a_loss_over_the_step(how):
+    alone, whole_sum = contrasted(ALONE, how, [SEQUENCES])
+    answers = run_world(2, contrasted_by_rank, how)
+    assert sum(own for _, own in answers) == pytest.approx(whole_sum, rel=1e-9)
+    for found, _ in answers:
+        assert found.keys() == alone.keys()
+        for name, gradient in alone.items():
+            assert found[name] == pytest.approx(gradient.flatten().tolist(), rel=1e-9, abs=1e-12), name
 
 
 def one_of_several(world: World, how: str) -> list[float]:

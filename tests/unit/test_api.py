@@ -102,7 +102,7 @@ def test_rows_that_lie_beside_a_run_are_not_overwritten(run, rows, model):
 def test_warnings_of_a_run_name_arguments(rows, model, tmp_path, capsys):
     bertsmith.finetune(rows[:20], model=model, out=tmp_path / "run", epochs=0.5, **OWN)
     told = capsys.readouterr().out
-    assert "for a table of your own see folds and dev_share" in told and "--" not in told
+    assert "for a table of your own see folds= and dev_share=" in told and "--" not in told
 
 
 def test_the_model_of_a_run_is_loaded(run):
@@ -225,7 +225,7 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
     [
         (
             lambda out: bertsmith.finetune([{"a": 1}], out=out),
-            r'needs the names of its columns; give text="..." and label="..."',
+            r"needs the names of its columns; give text=... and label=...",
         ),
         (lambda out: bertsmith.finetune(["a"], out=out, text="a", label="b"), "no rows with named columns"),
         (lambda out: bertsmith.finetune([], out=out, text="a", label="b"), "data have no rows"),

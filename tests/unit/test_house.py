@@ -57,6 +57,20 @@ def test_every_test_asserts_something():
     assert [place for place, node in functions if not asserts(node)] == []
 
 
+def test_no_message_below_the_doors_names_an_option():
+    found = [
+        f"{file.relative_to(SOURCE)}:{node.lineno}: {node.value}"
+        for file in SOURCE.rglob("*.py")
+        if file.relative_to(SOURCE).parts[0] not in ("cli", "serve")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.count("\n") == 0
+        if re.search(r"(^|[\s(])--[a-z]", node.value) and not COMMAND.search(node.value)
+    ]
+    assert found == []
+
+
+COMMAND = re.compile(r"bertsmith [a-z]|torchrun|--out FOLDER$|--freeze_pos_embs")
+"""A whole command, of ours or of another tool, or the option of a published script."""
 NO_BEGINNING = re.compile(r"(What|Whether|Where|How|Of|So many)\b")
 
 

@@ -60,7 +60,7 @@ def answer(
     """
     if question == str(STANDARD_INPUT) == str(passage):
         remedy = "give the questions or the passage in another way"
-        raise UserError("the standard input cannot be both", where="QUESTION and --passage", remedy=remedy)
+        raise UserError("the standard input cannot be both", where="QUESTION and `passage`", remedy=remedy)
     written = passage_of(passage, text)
     bert = open_model(model, "answer", device=device, precision=precision, base=base)
     asked = list(texts_of(question, "the question and its passage"))
@@ -99,7 +99,7 @@ def passage_of(file: Path | None, text: str | None) -> str:
     if text is not None and file is None:
         return text
     if file is None or text is not None:
-        remedy = "say --passage FILE, --passage - for the standard input, or --passage-text TEXT"
+        remedy = "say `passage=FILE`, `passage=-` for the standard input, or `passage_text=TEXT`"
         raise UserError("one passage is wanted", remedy=remedy)
     if file != STANDARD_INPUT:
         return read_text(file, remedy="give a text file in UTF-8")

@@ -71,7 +71,7 @@ def export(
     from bertsmith.training.checkpoint_storage import step_folder
 
     if everything and step is not None:
-        raise UserError("one step or all of them", where="--step and --all", remedy="give one of the two")
+        raise UserError("one step or all of them", where="`step` and `all`", remedy="give one of the two")
     steps = [kept.step for kept in kept_checkpoints(run)]
     chosen = steps if everything else [steps[-1] if step is None else step]
     targets = {each: step_folder(out, each) if everything else out for each in chosen}

@@ -79,7 +79,7 @@ def choose(
     if context == str(STANDARD_INPUT) and not options and source is None:
         context, source = None, STANDARD_INPUT
     if (context is None) == (source is None):
-        remedy = "give a context and its options, or --input FILE"
+        remedy = "give a context and its options, or `input=FILE`"
         raise UserError("it is not clear what to choose among", remedy=remedy)
     if source is not None:
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
@@ -114,7 +114,7 @@ def questions_of(source: TextSource, options: str) -> Iterator[ChoiceQuestion]:
     source.check()
     if bool(source.text) != bool(options):
         remedy = "give both, or neither for a file of lines"
-        raise UserError("a table has a context and options", where="--text and --options", remedy=remedy)
+        raise UserError("a table has a context and options", where="`text` and `options`", remedy=remedy)
     columns = tuple(name.strip() for name in options.split(","))
     return table_questions(source, columns) if source.text else line_questions(source)
 

@@ -64,7 +64,7 @@ def classify(
     if text == str(STANDARD_INPUT) and source is None:
         text, source = None, STANDARD_INPUT
     if (text is None) == (source is None) or (source is not None and second is not None):
-        remedy = "give a text, a text with --second, or --input FILE"
+        remedy = "give a text, a text with `second`, or `input=FILE`"
         raise UserError("it is not clear what to classify", remedy=remedy)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None

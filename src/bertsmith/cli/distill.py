@@ -10,6 +10,7 @@ from typer import Option
 from bertsmith.cli import options
 from bertsmith.cli.finetune import OWN, run_one
 from bertsmith.cli.pretrain import chosen_recipe, run, run_options
+from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,7 +22,11 @@ RECIPE = "distilbert"
 
 
 def distill(
-    teacher: Annotated[list[str], Option(metavar="MODEL", help="Teacher model; for a task repeatable.")],
+    teacher: Annotated[
+        list[str],
+        Setting("distill.teacher", "distill.teachers"),
+        Option(metavar="MODEL", help="Teacher model; for a task repeatable."),
+    ],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
     store: Annotated[
         Path | None, Option(help="Token store with the teacher's vocabulary (`bertsmith corpus`).")
@@ -36,17 +41,32 @@ def distill(
     ] = None,
     student: Annotated[
         str,
+        Setting("start.model"),
         Option(metavar="MODEL", help="A student of its own: a model, or on text a preset or a recipe file."),
     ] = "",
-    steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
-    minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
-    epochs: Annotated[float | None, Option(help="For a task: passes through the data (run.epochs).")] = None,
-    lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
-    batch: Annotated[int | None, Option(help="Sequences, or of a task examples, a step.")] = None,
-    max_length: Annotated[int | None, Option(help="Longest sequence in tokens.")] = None,
-    seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
-    device: Annotated[str, Option(help="auto, cpu or cuda (run.device).")] = "",
-    precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = "",
+    steps: Annotated[int | None, Setting("run.steps"), Option(help="Budget in steps (run.steps).")] = None,
+    minutes: Annotated[
+        float | None, Setting("run.minutes"), Option(help="Budget in minutes (run.minutes).")
+    ] = None,
+    epochs: Annotated[
+        float | None, Setting("run.epochs"), Option(help="For a task: passes through the data (run.epochs).")
+    ] = None,
+    lr: Annotated[
+        float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
+    ] = None,
+    batch: Annotated[
+        int | None,
+        Setting("batch.sequences", "run.examples"),
+        Option(help="Sequences, or of a task examples, a step."),
+    ] = None,
+    max_length: Annotated[
+        int | None, Setting("examples.stages", "text.longest"), Option(help="Longest sequence in tokens.")
+    ] = None,
+    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None,
+    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = "",
+    precision: Annotated[
+        str, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
+    ] = "",
     settings: options.Settings = None,
     as_json: options.JsonLines = False,
 ) -> None:
@@ -72,24 +92,24 @@ def distill(
     bertsmith distill --teacher runs/a --teacher runs/b --student MODEL --task mrpc --data MRPC --out small
     """
     started = time.monotonic()  # as in `pretrain`
-    common = (("--lr", "optim.peak_lr", lr), ("--seed", "run.seed", seed))
+    common = (("lr", "optim.peak_lr", lr), ("seed", "run.seed", seed))
     asked = Asked(tuple(teacher), student, out.expanduser(), common, tuple(settings or ()), as_json)
     sizes = {"batch": batch, "max_length": max_length, "device": device, "precision": precision}
     if (store is None) == (not task):
-        remedy = "--store for what the teacher knows of text, --task with --data for what it knows of a task"
-        raise UserError("give one of the two", where="--store, --task", remedy=remedy)
+        remedy = "`store` for what the teacher knows of text, `task` with `data` for what it knows of a task"
+        raise UserError("give one of the two", where="`store`, `task`", remedy=remedy)
     if store is not None:
-        _refuse({"--epochs": epochs, "--data": data}, "--store")
+        _refuse({"epochs": epochs, "data": data}, "store")
         budget = {"steps": steps, "minutes": minutes}
         _distill_text(asked, store.expanduser(), layers, {**sizes, **budget}, started=started)
         return
-    _refuse({"--steps": steps, "--minutes": minutes, "--layers": layers}, "--task")
+    _refuse({"steps": steps, "minutes": minutes, "layers": layers}, "task")
     if data is None or not student:
-        where, remedy = "--data, --student", "as in --data glue/SST-2 --student runs/student"
+        where, remedy = "`data`, `student`", "as in `data=glue/SST-2` `student=runs/student`"
         raise UserError("a task needs both", where=where, remedy=remedy)
     if _is_recipe(student):
-        remedy = f"distil it on text first (--store store/ --student {student}), and give that run"
-        raise UserError("is a recipe, and a task wants a model", where=f"--student {student}", remedy=remedy)
+        remedy = f"distil it on text first (`store=store/` `student={student}`), and give that run"
+        raise UserError("is a recipe, and a task wants a model", where=f"`student={student}`", remedy=remedy)
     _distill_task(asked, task, data.expanduser(), {**sizes, "epochs": epochs})
 
 
@@ -111,11 +131,11 @@ def _distill_text(
 ) -> None:
     """Pre-train with a teacher."""
     if len(asked.teachers) > 1:
-        raise UserError("a student of text has one teacher", where="--teacher", remedy="give one of them")
+        raise UserError("a student of text has one teacher", key="teacher", remedy="give one of them")
     begins = [
         *asked.common,
-        ("--teacher", "distill.teacher", asked.teachers[0]),
-        ("--teacher", "examples.objective", "distilled"),
+        ("teacher", "distill.teacher", asked.teachers[0]),
+        ("teacher", "examples.objective", "distilled"),
         *_student_options(asked.teachers[0], layers, asked.student),
     ]
     longest = given.pop("max_length")
@@ -132,12 +152,12 @@ def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") 
 
     rows = [
         *asked.common,
-        ("--teacher", "distill.teachers", list(asked.teachers)),
-        ("--epochs", "run.epochs", given["epochs"]),
-        ("--batch", "run.examples", given["batch"]),
-        ("--max-length", "text.longest", given["max_length"]),
-        ("--device", "run.device", given["device"] or None),
-        ("--precision", "run.precision", given["precision"] or None),
+        ("teacher", "distill.teachers", list(asked.teachers)),
+        ("epochs", "run.epochs", given["epochs"]),
+        ("batch", "run.examples", given["batch"]),
+        ("max_length", "text.longest", given["max_length"]),
+        ("device", "run.device", given["device"] or None),
+        ("precision", "run.precision", given["precision"] or None),
     ]
     chosen = _task_named(task, Path(asked.teachers[0]).expanduser())
     recipe = finetuning_recipe(chosen, list(asked.settings), options=options.settings_of(rows))
@@ -147,9 +167,9 @@ def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") 
 
 def _refuse(given: "dict[str, object]", beside: str) -> None:
     """Raise if one of these options is given, which cannot be used with `beside`."""
-    for option, value in given.items():
+    for key, value in given.items():
         if value is not None:
-            raise UserError(f"means nothing beside {beside}", where=option, remedy="leave it out")
+            raise UserError(f"means nothing beside `{beside}`", key=key, remedy="leave it out")
 
 
 def _task_named(name: str, teacher: Path) -> "Task":
@@ -170,16 +190,16 @@ def _task_named(name: str, teacher: Path) -> "Task":
 def _student_options(teacher: str, layers: int | None, student: str) -> "tuple[tuple[str, str, Any], ...]":
     """Return the student's initial model: layers of the teacher, a model folder, or a shape to initialise."""
     if (layers is None) == (not student):
-        remedy = "--layers 6 takes six of the teacher's; --student names a model or a recipe"
-        raise UserError("give one of the two", where="--layers, --student", remedy=remedy)
+        remedy = "`layers=6` takes six of the teacher's; `student` names a model or a recipe"
+        raise UserError("give one of the two", where="`layers`, `student`", remedy=remedy)
     if layers is not None:
-        return (("--layers", "distill.layers", list(_teacher_layers(teacher, layers))),)
+        return (("layers", "distill.layers", list(_teacher_layers(teacher, layers))),)
     if _is_recipe(student):
         from bertsmith.recipe.load import load_recipe
 
         shape = load_recipe(student).model.model_dump()
-        return tuple(("--student", f"model.{key}", value) for key, value in shape.items())
-    return (("--student", "start.model", student),)
+        return tuple(("student", f"model.{key}", value) for key, value in shape.items())
+    return (("student", "start.model", student),)
 
 
 def _is_recipe(student: str) -> bool:
@@ -194,9 +214,9 @@ def _teacher_layers(teacher: str, wanted: int) -> "tuple[int, ...]":
     from bertsmith.model.layer_subset import evenly_spaced
     from bertsmith.pretraining.initial_model import folder_and_config
 
-    folder, config = folder_and_config(teacher, option="--teacher")
+    folder, config = folder_and_config(teacher, key="teacher")
     if not 0 < wanted <= config.layers:
         what = f"the teacher has {config.layers} layers, and a student of {wanted} would"
         what += " be larger" if wanted > 0 else " have none"
-        raise UserError(what, where="--layers", remedy=f"give a number from 1 to {config.layers} ({folder})")
+        raise UserError(what, key="layers", remedy=f"give a number from 1 to {config.layers} ({folder})")
     return evenly_spaced(config.layers, wanted)

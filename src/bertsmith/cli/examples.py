@@ -71,7 +71,7 @@ def examples(
     step: Annotated[int, Option(min=0, help="The step they belong to, counted in the stage.")] = 0,
     stage: Annotated[int, Option(min=0, help="The stage of the recipe, counted from 0.")] = 0,
     over: Annotated[int, Option(min=1, help="Number of examples of the first epoch to count over.")] = 10_000,
-    overrides: options.Settings = None,
+    settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
     """Show what the model is trained on.
@@ -85,7 +85,7 @@ def examples(
     from bertsmith.recipe.load import load_recipe  # heavy parts load here, not for --help
 
     request = ExamplesRequest(store, stage, step, show, over)
-    report = build_report(load_recipe(recipe, overrides or []), request)
+    report = build_report(load_recipe(recipe, settings or []), request)
     if as_json:
         echo(to_json(report))
     else:

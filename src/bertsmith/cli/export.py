@@ -49,11 +49,11 @@ def export(
     """
     if (onnx is None) == (transformers is None):
         what = "nothing says what for" if onnx is None else "one export is for one of them"
-        raise UserError(what, where="--onnx, --transformers", remedy="give one of the two")
+        raise UserError(what, where="`onnx`, `transformers`", remedy="give one of the two")
     if transformers is not None:
         if precision is not None:
-            what, remedy = "transformers gets the weights as they are", "leave it out, or give --onnx"
-            raise UserError(what, where="--precision", remedy=remedy)
+            what, remedy = "transformers gets the weights as they are", "leave it out, or give `onnx`"
+            raise UserError(what, key="precision", remedy=remedy)
         _export_transformers(model, transformers, base, as_json=as_json)
         return
     assert onnx is not None, "one of the two was given"

@@ -9,6 +9,7 @@ from typer import Argument, Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.predicting import open_model, without_garbage_collection
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.spelling import Setting
 from bertsmith.cli.text_files import STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import sha256_of
@@ -87,8 +88,14 @@ def features_table(
     out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
     seeds: Annotated[int, Option(min=1, help="Runs for each row, from run.seed (0) on.")] = 3,
-    epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
-    lr: Annotated[float | None, Option(help="Peak learning rate of fine-tuning (optim.peak_lr).")] = None,
+    epochs: Annotated[
+        float | None, Setting("run.epochs"), Option(help="Passes through the training data (run.epochs).")
+    ] = None,
+    lr: Annotated[
+        float | None,
+        Setting("optim.peak_lr"),
+        Option(help="Peak learning rate of fine-tuning (optim.peak_lr)."),
+    ] = None,
     features_lr: Annotated[
         float | None, Option(help="Peak learning rate of the feature-based rows; else 1e-3.")
     ] = None,

@@ -72,10 +72,10 @@ def fill(
     Example: bertsmith fill - --json < texts.txt
     """
     if extend and together:
-        raise UserError("--extend and --together exclude each other", remedy="leave one of them out")
+        raise UserError("`extend` and `together` exclude each other", remedy="leave one of them out")
     if extend and top is not None:
         remedy = "leave one of them out: each new token is the most probable one"
-        raise UserError("--extend and --top exclude each other", remedy=remedy)
+        raise UserError("`extend` and `top` exclude each other", remedy=remedy)
     wanted = TOP if top is None else top
     bert = open_model(model, "fill", device=device, precision=precision)
     for where, each in texts_of(text, "the text"):

@@ -10,6 +10,7 @@ from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.spelling import Setting
 from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
@@ -57,25 +58,42 @@ def finetune(
     encoding: options.Encoding = "",
     columns: options.Columns = "",
     epochs: Annotated[
-        float | None, Option(help="Passes through the data (run.epochs); more lengthen a finished run.")
+        float | None,
+        Setting("run.epochs"),
+        Option(help="Passes through the data (run.epochs); more lengthen a finished run."),
     ] = None,
     minutes: Annotated[
         float | None,
+        Setting("run.minutes"),
         Option(help="Take no more steps after this many minutes, set-up included."),
     ] = None,
-    lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
-    batch: Annotated[int | None, Option(help="Examples a step (run.examples).")] = None,
-    max_length: Annotated[int | None, Option(help="Longest sequence in tokens (text.longest).")] = None,
+    lr: Annotated[
+        float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
+    ] = None,
+    batch: Annotated[
+        int | None, Setting("run.examples"), Option(help="Examples a step (run.examples).")
+    ] = None,
+    max_length: Annotated[
+        int | None, Setting("text.longest"), Option(help="Longest sequence in tokens (text.longest).")
+    ] = None,
     patience: Annotated[
-        int | None, Option(help="End early after so many evaluations without a better one; keep the best.")
+        int | None,
+        Setting("run.patience"),
+        Option(help="End early after so many evaluations without a better one; keep the best."),
     ] = None,
     tune_thresholds: Annotated[
         bool, Option("--tune-thresholds", help="Tune when a label is given (answers.label_thresholds).")
     ] = False,
-    limit: Annotated[int | None, Option(help="Most examples of each split (run.limit).")] = None,
-    device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
-    precision: Annotated[str | None, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = None,
-    seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
+    limit: Annotated[
+        int | None, Setting("run.limit"), Option(help="Most examples of each split (run.limit).")
+    ] = None,
+    device: Annotated[
+        str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")
+    ] = None,
+    precision: Annotated[
+        str | None, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
+    ] = None,
+    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None,
     seeds: Annotated[
         int, Option(min=1, help="Number of runs, with seeds from --seed (0) on; reports their spread.")
     ] = 1,
@@ -119,19 +137,19 @@ def finetune(
     from bertsmith.inference.embedded_models import default_model
 
     rows = [
-        ("--epochs", "run.epochs", epochs),
-        ("--minutes", "run.minutes", minutes),
-        ("--lr", "optim.peak_lr", lr),
-        ("--batch", "run.examples", batch),
-        ("--max-length", "text.longest", max_length),
-        ("--patience", "run.patience", patience),
-        ("--patience", "run.keep", None if patience is None else "best"),
-        ("--tune-thresholds", "answers.label_thresholds", "tuned" if tune_thresholds else None),
-        ("--limit", "run.limit", limit),
-        ("--device", "run.device", device),
-        ("--precision", "run.precision", precision),
-        ("--seed", "run.seed", seed),
-        ("--quick", "head.encoder", "frozen-linear" if quick else None),
+        ("epochs", "run.epochs", epochs),
+        ("minutes", "run.minutes", minutes),
+        ("lr", "optim.peak_lr", lr),
+        ("batch", "run.examples", batch),
+        ("max_length", "text.longest", max_length),
+        ("patience", "run.patience", patience),
+        ("patience", "run.keep", None if patience is None else "best"),
+        ("tune_thresholds", "answers.label_thresholds", "tuned" if tune_thresholds else None),
+        ("limit", "run.limit", limit),
+        ("device", "run.device", device),
+        ("precision", "run.precision", precision),
+        ("seed", "run.seed", seed),
+        ("quick", "head.encoder", "frozen-linear" if quick else None),
     ]
     given = options.settings_of(rows)
     parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
@@ -245,9 +263,9 @@ class OwnTable:
 
     def flags(self) -> list[str]:
         """Return the options that were given."""
-        spelled = {"second": "--text2", "key": "--id"}
+        spelled = {"second": "text2", "key": "id"}
         given = [name for name, value in asdict(self).items() if value not in ("", None)]
-        return [spelled.get(name, f"--{name.replace('_', '-')}") for name in given]
+        return [f"`{spelled.get(name, name)}`" for name in given]
 
 
 def published_task(name: str, own: OwnTable) -> "Task":
@@ -276,10 +294,10 @@ def own_task(own: OwnTable, data: Path) -> "Task":
         spec = replace(spec, test_fraction=own.test_share)
     # The development set is a named file, a file next to the data, or a fraction of the data.
     if own.dev is not None:
-        _check_no_part(own, "--dev names the development file")
+        _check_no_part(own, "`dev` names the development file")
         dev = own.dev.expanduser()
         if not dev.is_file():
-            raise UserError("no such file", where=f"--dev {dev}", remedy="name a table as --data is")
+            raise UserError("no such file", where=f"`dev={dev}`", remedy="name a table as `data` is")
         return custom_task(replace(spec, dev_fraction=0.0, dev=str(dev.resolve())), form)
     if has_own_dev(data):
         _check_no_part(own, f"{data} has a development file of its own")
@@ -293,29 +311,29 @@ def _check_table(own: OwnTable) -> None:
     if not (own.text and own.label):
         what = "a task of your own needs the names of its columns"
         remedy = (
-            "give --text COLUMN and --label COLUMN; for tagged words fine-tune `tags`, for answers in "
+            "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune `tags`, for answers in "
             "passages `squad` (docs/finetuning.md says how their files look)"
         )
         raise UserError(what, remedy=remedy)
     if own.test_share and own.dev_share == 0:
         what = "without a development set the test would decide what is kept"
-        raise UserError(what, where="--test-share", remedy="leave --dev-share 0 out")
+        raise UserError(what, key="test_share", remedy="leave `dev_share=0` out")
     if own.folds and own.dev_share is not None:
         what = "each fold is the development set of a run"
-        raise UserError(what, where="--dev-share", remedy="leave it out")
+        raise UserError(what, key="dev_share", remedy="leave it out")
     from bertsmith.tasks.kinds.registry import TEXT_KINDS, text_kind_named
 
     if own.separator and not (own.kind and text_kind_named(own.kind).many_labels):
         many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
-        remedy = f"leave it out, or add --kind {' or '.join(many)}"
-        raise UserError("a text has one label, which nothing parts", where="--separator", remedy=remedy)
+        remedy = f"leave it out, or add `kind={' or '.join(many)}`"
+        raise UserError("a text has one label, which nothing parts", key="separator", remedy=remedy)
 
 
 def _check_no_part(own: OwnTable, what: str) -> None:
     """Raise if a part of the data is requested as the development set, but there is one already."""
-    for flag, given in (("--dev-share", own.dev_share), ("--folds", own.folds)):
+    for key, given in (("dev_share", own.dev_share), ("folds", own.folds)):
         if given is not None:
-            raise UserError(what, where=flag, remedy="leave it out")
+            raise UserError(what, key=key, remedy="leave it out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +349,7 @@ class _Study:
     def flags(self) -> list[str]:
         """Return the options that were given."""
         given = {**asdict(self), "seeds": self.seeds > 1}
-        return [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
+        return [f"`{name}`" for name, value in given.items() if value]
 
     def check(self, overrides: Sequence[str]) -> None:
         """Raise for two studies at once, or for a setting that the study varies."""
@@ -339,9 +357,9 @@ class _Study:
 
         flags = self.flags()
         if len(flags) > 1:
-            remedy = f"give {' or '.join(sorted(flags))}; --seed sets the seed of each"
+            remedy = f"give {' or '.join(sorted(flags))}; `seed` sets the seed of each"
             raise UserError("one study has runs of its own kind", where=" ".join(flags), remedy=remedy)
-        own: dict[str, Sequence[str]] = {"--grid": [*GRID], "--lr-grid": [*RATES], "--search": SEARCHED}
+        own: dict[str, Sequence[str]] = {"`grid`": [*GRID], "`lr_grid`": [*RATES], "`search`": SEARCHED}
         keys = own.get(flags[0], ()) if flags else ()
         if taken := [key for line in overrides if (key := line.partition("=")[0].strip()) in keys]:
             name = "search" if self.search else "grid"
@@ -364,12 +382,14 @@ class _Study:
 def _check_quick(task: "Task", study: _Study, minutes: float | None) -> None:
     """Raise if a solved head cannot do the task, or if an option needs steps or differing runs."""
     if task.kind.linear_problem is None:
-        raise UserError(f"{task.title} has no linear head to solve", where="--quick", remedy="leave it out")
+        raise UserError(f"{task.title} has no linear head to solve", key="quick", remedy="leave it out")
     if minutes is not None:
-        raise UserError("--quick takes no steps", where="--quick --minutes", remedy="leave one of them out")
-    if same := [flag for flag in study.flags() if flag != "--folds"]:
+        raise UserError(
+            "a head that is solved takes no steps", where="`quick` `minutes`", remedy="leave one of them out"
+        )
+    if same := [flag for flag in study.flags() if flag != "`folds`"]:
         what = "a solved head is the same in every run"
-        raise UserError(what, where=f"--quick {same[0]}", remedy=f"leave {same[0]} out, or --quick")
+        raise UserError(what, where=f"`quick` {same[0]}", remedy=f"leave {same[0]} out, or `quick`")
 
 
 def run_one(assignment: "Assignment", *, as_json: bool) -> None:

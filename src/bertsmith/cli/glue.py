@@ -9,6 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
 
@@ -17,8 +18,12 @@ def glue(
     out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the embedded encoder.")] = None,
     tasks: Annotated[str, Option(help="Only these, with commas: sst2,mrpc.")] = "",
-    epochs: Annotated[float | None, Option(help="Passes through the training data (run.epochs).")] = None,
-    lr: Annotated[float | None, Option(help="Peak learning rate (optim.peak_lr).")] = None,
+    epochs: Annotated[
+        float | None, Setting("run.epochs"), Option(help="Passes through the training data (run.epochs).")
+    ] = None,
+    lr: Annotated[
+        float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
+    ] = None,
     lr_grid: Annotated[
         bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
     ] = False,
@@ -45,15 +50,15 @@ def glue(
     from bertsmith.studies.glue_table import glue as study
 
     start = model or default_model()
-    flags = {"--seeds": seeds > 1, "--lr-grid": lr_grid, "--search": bool(search)}
+    flags = {"`seeds`": seeds > 1, "`lr_grid`": lr_grid, "`search`": bool(search)}
     several = [flag for flag, is_given in flags.items() if is_given]
     if len(several) > 1:
         remedy = f"give {' or '.join(several)}"
         raise UserError("one study has runs of its own kind", where=" ".join(several), remedy=remedy)
     if lr is not None and (lr_grid or search):
         what = "it has its own learning rates"
-        raise UserError(what, where=several[0], remedy="leave --lr out")
-    given = (("--epochs", "run.epochs", epochs), ("--lr", "optim.peak_lr", lr))
+        raise UserError(what, where=several[0], remedy="leave `lr` out")
+    given = (("epochs", "run.epochs", epochs), ("lr", "optim.peak_lr", lr))
     request = GlueRequest(
         start,
         data,

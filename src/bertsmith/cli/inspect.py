@@ -78,7 +78,7 @@ def inspect(
     from bertsmith.tasks.inspection import inspect_files
 
     if file is not None and data is not None:
-        raise UserError("one data set is wanted", where="FILE and --data", remedy="leave one of them out")
+        raise UserError("one data set is wanted", where="FILE and `data`", remedy="leave one of them out")
     if task:
         task_and_files = _published(task, data or file)
     else:
@@ -99,7 +99,7 @@ def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
 
     task = task_named(name)
     if data is None:
-        raise UserError("no data were named", remedy=f"say where {task.title} lies: --data FOLDER")
+        raise UserError("no data were named", remedy=f"say where {task.title} lies: `data=FOLDER`")
     splits = [split for split in SPLITS if split in task.splits]
     if data.is_file():
         # A file's name gives its split; a file with any other name is to be predicted, labelled or not.
@@ -115,13 +115,13 @@ def _own(
 
     places = {split: file for split, file in files.items() if file is not None}
     if "train" not in places or not spec.text:
-        remedy = "say FILE --text COLUMN --label COLUMN, or --task TASK --data FOLDER"
+        remedy = "say FILE `text=COLUMN` `label=COLUMN`, or `task=TASK` `data=FOLDER`"
         raise UserError("no data set was named", remedy=remedy)
     main = places["train"]
     if not spec.label:
         if len(places) > 1 or main.is_dir():
-            remedy = "say which with --label COLUMN, or give one file"
-            raise UserError("a training set has a column of labels", where="--text", remedy=remedy)
+            remedy = "say which with `label=COLUMN`, or give one file"
+            raise UserError("a training set has a column of labels", key="text", remedy=remedy)
         return custom_task(spec, form), {"test": main}
     if "dev" in places or has_own_dev(main):
         spec = replace(spec, dev_fraction=0.0)

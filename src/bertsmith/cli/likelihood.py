@@ -67,7 +67,7 @@ def likelihood(
     if text == str(STANDARD_INPUT) and source is None:
         text, source = None, STANDARD_INPUT
     if (text is None) == (source is None) or (source is None and out is not None):
-        remedy = "give a text, or --input FILE, which may have an --out"
+        remedy = "give a text, or `input=FILE`, which may have an `out`"
         raise UserError("it is not clear what to score", remedy=remedy)
     form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = TextSource(source or STANDARD_INPUT, column, form=form, skip_bad=skip_bad)

@@ -84,4 +84,4 @@ SkipBad = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count th
 
 def settings_of(given: Iterable[tuple[str, str, object]]) -> list[tuple[str, str]]:
     """Return the options that were given, by option, recipe key and value, each with its `key=value`."""
-    return [(option, f"{key}={value_text(value)}") for option, key, value in given if value is not None]
+    return [(f"`{name}`", f"{key}={value_text(value)}") for name, key, value in given if value is not None]

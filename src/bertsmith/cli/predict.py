@@ -140,7 +140,7 @@ def predict(
 def _check_members(models: Sequence[Path], *, ensemble: bool) -> None:
     """Raise for several models without --ensemble."""
     if len(models) > 1 and not ensemble:
-        remedy = "add --ensemble to let them predict together, or give one folder"
+        remedy = "add `ensemble` to let them predict together, or give one folder"
         raise UserError("several models were given", remedy=remedy)
 
 

@@ -19,24 +19,23 @@ if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert, Precision
 
 
-OWN_MODEL = "leave --model out to use the one that comes with bertsmith"
+OWN_MODEL = "leave `model` out to use the one that comes with bertsmith"
 HOW_TO_GET = {
-    "fill": "make one with bertsmith pretrain, and say --model FOLDER",
-    "next": "make one with bertsmith pretrain --set examples.pairs=nsp, and say --model FOLDER",
+    "fill": "make one with bertsmith pretrain, and say `model=FOLDER`",
+    "next": "make one with bertsmith pretrain --set examples.pairs=nsp, and say `model=FOLDER`",
     "classify": "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a "
-    "table of your own), and say --model runs/sst2",
-    "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say --model runs/ner",
-    "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say --model "
-    "runs/squad2",
+    "table of your own), and say `model=runs/sst2`",
+    "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say `model=runs/ner`",
+    "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say "
+    "`model=runs/squad2`",
     "choose": "make one with bertsmith finetune swag --data swag/ --out runs/swag (or race, arct), and say "
-    "--model runs/swag",
+    "`model=runs/swag`",
     "embed": "",
 }
 """Remedy to get a model with an ability, by ability."""
 REMEDIES: dict[str, str] = {
-    Remedy.TRUNCATE: "shorten it, split it, or add --truncate",
-    Remedy.PASS_PAIR: "give the second text with --second, or behind a tab",
-    Remedy.PASS_TEXT: "leave out --second, or the tab",
+    Remedy.PASS_PAIR: "give the second text with `second`, or behind a tab",
+    Remedy.PASS_TEXT: "leave out `second`, or the tab",
 }
 """Remedies for the command line, by those of the Python API."""
 
@@ -61,7 +60,7 @@ def open_model(
     what = f"this model cannot {ABILITIES[abilities[0]]}; it can {can}"
     remedy = HOW_TO_GET[abilities[0]] if folder is None or not own else OWN_MODEL
     if "fill" in abilities and (generator := _generator_of(chosen)) is not None:
-        remedy = f"say --model {generator}, which made up the tokens that this one learned to find"
+        remedy = f"say `model={generator}`, which made up the tokens that this one learned to find"
     raise UserError(what, where=str(chosen), remedy=remedy)
 
 

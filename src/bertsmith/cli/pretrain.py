@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +11,7 @@ from typer import Argument, Exit, Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.spelling import Setting
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import LOSS, Metric, brief
@@ -31,22 +32,38 @@ def pretrain(
     store: Annotated[Path, Option(help="Token store made by `bertsmith corpus`.")],
     out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
     start_from: Annotated[
-        str, Option("--from", metavar="MODEL", help="Continue from this model: a folder, or org/name.")
+        str,
+        Setting("start.model"),
+        Option("--from", metavar="MODEL", help="Continue from this model: a folder, or org/name."),
     ] = "",
-    add_words: Annotated[str, Option(metavar="FILE", help="Words added to that model's vocabulary.")] = "",
-    steps: Annotated[int | None, Option(help="Budget in steps (run.steps).")] = None,
-    minutes: Annotated[float | None, Option(help="Budget in minutes (run.minutes).")] = None,
-    tokens: Annotated[int | None, Option(help="Budget in tokens (run.tokens).")] = None,
+    add_words: Annotated[
+        str,
+        Setting("start.add_words"),
+        Option(metavar="FILE", help="Words added to that model's vocabulary."),
+    ] = "",
+    steps: Annotated[int | None, Setting("run.steps"), Option(help="Budget in steps (run.steps).")] = None,
+    minutes: Annotated[
+        float | None, Setting("run.minutes"), Option(help="Budget in minutes (run.minutes).")
+    ] = None,
+    tokens: Annotated[
+        int | None, Setting("run.tokens"), Option(help="Budget in tokens (run.tokens).")
+    ] = None,
     size: Annotated[
         str, Option(metavar="SIZE", help="auto: tiny, mini, small or base in place of a chosen shape.")
     ] = "",
     objective: Annotated[str, Option(help="auto: masked or replaced (examples.objective).")] = "",
-    batch: Annotated[int | None, Option(help="Sequences a step (batch.sequences).")] = None,
-    max_length: Annotated[
-        int | None, Option(help="Longest sequence, in one stage (examples.stages).")
+    batch: Annotated[
+        int | None, Setting("batch.sequences"), Option(help="Sequences a step (batch.sequences).")
     ] = None,
-    device: Annotated[str, Option(help="auto, cpu or cuda (run.device).")] = "",
-    precision: Annotated[str, Option(help="auto, fp32, bf16 or fp16 (run.precision).")] = "",
+    max_length: Annotated[
+        int | None,
+        Setting("examples.stages"),
+        Option(help="Longest sequence, in one stage (examples.stages)."),
+    ] = None,
+    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = "",
+    precision: Annotated[
+        str, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
+    ] = "",
     settings: options.Settings = None,
     sweep: Annotated[
         list[str] | None,
@@ -87,8 +104,8 @@ def pretrain(
     from bertsmith.training.early_stopping import EarlyStopping
 
     begins = (
-        ("--from", "start.model", start_from or None),
-        ("--add-words", "start.add_words", add_words or None),
+        ("from", "start.model", start_from or None),
+        ("add_words", "start.add_words", add_words or None),
     )
     sizes = run_options(
         steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
@@ -115,11 +132,11 @@ def check_auto(recipe: str, *, size: str, objective: str, sweeps: bool) -> bool:
     """True for the recipe auto; raise if an option does not fit the recipe."""
     if recipe == AUTO and sweeps:
         remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
-        raise UserError("auto chooses one recipe", where="--sweep", remedy=remedy)
-    for option, value in (("--size", size), ("--objective", objective)):
+        raise UserError("auto chooses one recipe", key="sweep", remedy=remedy)
+    for key, value in (("size", size), ("objective", objective)):
         if value and recipe != AUTO:
-            remedy = "set model.layers and model.width, or examples.objective, with --set"
-            raise UserError(f"is an option of auto, not of {recipe}", where=option, remedy=remedy)
+            remedy = "set model.layers and model.width, or examples.objective, with `settings`"
+            raise UserError(f"is an option of auto, not of {recipe}", key=key, remedy=remedy)
     return recipe == AUTO
 
 
@@ -133,23 +150,20 @@ def run_options(
     tokens: int | None = None,
 ) -> "list[tuple[str, str]]":
     """Return the settings for the most used options of a pre-training run."""
-    budgets = (("--steps", steps), ("--tokens", tokens), ("--minutes", minutes))
-    if len(several := [option for option, value in budgets if value is not None]) > 1:
+    budgets = (("steps", steps), ("tokens", tokens), ("minutes", minutes))
+    if len(several := [f"`{name}`" for name, value in budgets if value is not None]) > 1:
         raise UserError("a run has one budget", where=" and ".join(several), remedy="give one of them")
-    for option, budget in budgets:
-        if budget is not None and not 0 < budget < inf:
-            raise UserError(f"{budget} is no budget", where=option, remedy="give a number above 0")
     given = (
-        ("--steps", "run.steps", steps),
-        ("--steps", "run.budget", None if steps is None else "steps"),
-        ("--tokens", "run.tokens", tokens),
-        ("--tokens", "run.budget", None if tokens is None else "tokens"),
-        ("--minutes", "run.minutes", minutes),
-        ("--minutes", "run.budget", None if minutes is None else "minutes"),
-        ("--batch", "batch.by", None if batch is None else "sequences"),
-        ("--batch", "batch.sequences", batch),
-        ("--device", "run.device", device or None),
-        ("--precision", "run.precision", precision or None),
+        ("steps", "run.steps", steps),
+        ("steps", "run.budget", None if steps is None else "steps"),
+        ("tokens", "run.tokens", tokens),
+        ("tokens", "run.budget", None if tokens is None else "tokens"),
+        ("minutes", "run.minutes", minutes),
+        ("minutes", "run.budget", None if minutes is None else "minutes"),
+        ("batch", "batch.by", None if batch is None else "sequences"),
+        ("batch", "batch.sequences", batch),
+        ("device", "run.device", device or None),
+        ("precision", "run.precision", precision or None),
     )
     return options.settings_of(given)
 
@@ -198,7 +212,7 @@ def chosen_recipe(
     # Maximum number of predicted tokens, as published: 20 of 128, 77 of 512 at a rate of 15 %.
     predictions = ceil(chosen.masking.largest_rate * max_length)
     stage = f"{{fraction=1.0, length={max_length}, predictions={predictions}}}"
-    one_stage = ("--max-length", f"examples.stages=[{stage}]")
+    one_stage = ("`max_length`", f"examples.stages=[{stage}]")
     return load_recipe(recipe, settings, options=[*options, one_stage], swept=swept)
 
 

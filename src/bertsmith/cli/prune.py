@@ -9,6 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,11 +63,19 @@ def prune(
         int | None, Option(min=1, help="Number of rounds of removal: 4, and 1 with --rewind.")
     ] = None,
     epochs: Annotated[
-        float | None, Option(min=0, help="Training after each part: 1, or 0 for none; magnitude: the task's.")
+        float | None,
+        Setting("run.epochs"),
+        Option(min=0, help="Training after each part: 1, or 0 for none; magnitude: the task's."),
     ] = None,
-    lr: Annotated[float | None, Option(help="Peak learning rate of the training (optim.peak_lr).")] = None,
-    device: Annotated[str | None, Option(help="auto, cpu or cuda (run.device).")] = None,
-    seed: Annotated[int | None, Option(help="Seed (run.seed).")] = None,
+    lr: Annotated[
+        float | None,
+        Setting("optim.peak_lr"),
+        Option(help="Peak learning rate of the training (optim.peak_lr)."),
+    ] = None,
+    device: Annotated[
+        str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")
+    ] = None,
+    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None,
     skip_bad: options.SkipBad = False,
     settings: options.Settings = None,
     as_json: options.Json = False,
@@ -94,30 +103,30 @@ def prune(
     """
     places = Places(model, data, out, skip_bad=skip_bad)
     given = [
-        ("--epochs", "run.epochs", epochs or (None if method == "magnitude" else 1.0)),
-        ("--lr", "optim.peak_lr", lr),
-        ("--device", "run.device", device),
-        ("--seed", "run.seed", seed),
+        ("epochs", "run.epochs", epochs or (None if method == "magnitude" else 1.0)),
+        ("lr", "optim.peak_lr", lr),
+        ("device", "run.device", device),
+        ("seed", "run.seed", seed),
     ]
     training = Training(task, tuple(settings or ()), tuple(options.settings_of(given)))
     if method == "magnitude":
-        units = {"--heads": heads, "--ffn": ffn, "--drop-layers": drop_layers, "--widths": widths}
-        check_no_units(units | {"--examples": examples})
+        units = {"heads": heads, "ffn": ffn, "drop_layers": drop_layers, "widths": widths}
+        check_no_units(units | {"examples": examples})
         if epochs == 0:
             what, remedy = "single weights go while the model is trained", "leave it out"
-            raise UserError(what, where="--epochs", remedy=remedy)
+            raise UserError(what, key="epochs", remedy=remedy)
         if rewind is None and (retrain or rounds):
-            where, remedy = "--retrain" if retrain else "--rounds", "leave it out, or add --rewind 0.1"
-            raise UserError("weights go in a single training", where=where, remedy=remedy)
+            key, remedy = "retrain" if retrain else "rounds", "leave it out, or add `rewind=0.1`"
+            raise UserError("weights go in a single training", key=key, remedy=remedy)
         asked = SparseOptions(sparsity, rewind, retrain or "weights", rounds or 1)
         show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
         return
     if sparsity or rewind is not None or retrain:
         what = "single weights go by their magnitude, not by importance"
-        raise UserError(what, where="--sparsity, --rewind, --retrain", remedy="add --method magnitude")
+        raise UserError(what, where="`sparsity`, `rewind`, `retrain`", remedy="add `method=magnitude`")
     layers = numbered_layers(drop_layers)
     if not (heads or ffn or layers):
-        raise UserError("nothing is to be removed", remedy="give --heads, --ffn or --drop-layers")
+        raise UserError("nothing is to be removed", remedy="give `heads`, `ffn` or `drop_layers`")
     from bertsmith.studies.pruning import Removal
 
     parts = (rounds or 4) if heads or ffn else 1
@@ -177,21 +186,21 @@ def run_magnitude(
 
     if not (sparsities := listed_fractions(asked.sparsity)):
         what = "needs the fraction of the weights that is to be zero"
-        raise UserError(what, where="--method magnitude", remedy="add --sparsity 0.7")
+        raise UserError(what, where="`method=magnitude`", remedy="add `sparsity=0.7`")
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             what = f"{sparsity:g} of the weights cannot be zero"
-            raise UserError(what, where="--sparsity", remedy="choose one such as 0.7")
+            raise UserError(what, key="sparsity", remedy="choose one such as 0.7")
     if asked.rewind is None and len(sparsities) > 1:
         what = "while a model is trained its weights go to one sparsity"
-        raise UserError(what, where="--sparsity", remedy="give one, or add --rewind 0.1")
+        raise UserError(what, key="sparsity", remedy="give one, or add `rewind=0.1`")
     methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
     if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
         remedy = f"choose of {', '.join(RETRAINING)}"
-        raise UserError(f"there is no {strange[0]!r}", where="--retrain", remedy=remedy)
+        raise UserError(f"there is no {strange[0]!r}", key="retrain", remedy=remedy)
     rows = [
-        ("--rewind", "sparse.early_at", asked.rewind),
-        ("--sparsity", "sparse.gradual", sparsities[0] if asked.rewind is None else None),
+        ("rewind", "sparse.early_at", asked.rewind),
+        ("sparsity", "sparse.gradual", sparsities[0] if asked.rewind is None else None),
     ]
     given = [*training.options, *options.settings_of(rows)]
     task, recipe = task_to_train(places.model, training.task, training.settings, options=given)
@@ -211,14 +220,14 @@ def check_no_units(given: "Mapping[str, object]") -> None:
     """Raise if an option for heads, neurons or layers is given with --method magnitude."""
     if named := [name for name, value in given.items() if value]:
         what = "single weights go by their magnitude; heads, neurons and layers go by importance"
-        raise UserError(what, where=named[0], remedy="leave it out, or --method magnitude")
+        raise UserError(what, key=named[0], remedy="leave it out, or `method=magnitude`")
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:
     """Parse layer numbers in a list such as 3,7."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if strange := [word for word in words if not word.isdecimal()]:
-        raise UserError(f"{strange[0]!r} is no layer", where="--drop-layers", remedy="write numbers: 10,11")
+        raise UserError(f"{strange[0]!r} is no layer", key="drop_layers", remedy="write numbers: 10,11")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -229,7 +238,7 @@ def listed_fractions(text: str) -> tuple[float, ...]:
         return tuple(dict.fromkeys(map(float, words)))
     except ValueError:
         what, remedy = f"{text!r} is no fraction of the weights", "write a number, or several: 0.5,0.7"
-        raise UserError(what, where="--sparsity", remedy=remedy) from None
+        raise UserError(what, key="sparsity", remedy=remedy) from None
 
 
 def plain_result(result: "PruningResult") -> dict[str, Any]:

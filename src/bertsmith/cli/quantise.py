@@ -103,16 +103,16 @@ def _calibration(source: TextSource, most: int) -> "list[tuple[str, TextOrPair]]
 
 def _check_weights_only(bits: int, calibrate: Path | None, *, weights_only: bool) -> None:
     if bits not in (4, 8):
-        raise UserError(f"is {bits}", where="--bits", remedy="choose 8 or 4")
+        raise UserError(f"is {bits}", key="bits", remedy="choose 8 or 4")
     if not weights_only and bits == 4:
-        remedy = "add --weights-only, or take 8 bits"
-        raise UserError("products of 4 bits are not computed", where="--bits", remedy=remedy)
+        remedy = "add `weights_only`, or take 8 bits"
+        raise UserError("products of 4 bits are not computed", key="bits", remedy=remedy)
     if not weights_only:
-        remedy = "give texts with --calibrate FILE, or round the weights alone with --weights-only"
+        remedy = "give texts with `calibrate=FILE`, or round the weights alone with `weights_only`"
         raise UserError("8-bit products are calibrated on texts", remedy=remedy)
     if calibrate is not None:
         remedy = "leave one of the two out"
-        raise UserError("weights are rounded without texts", where="--weights-only", remedy=remedy)
+        raise UserError("weights are rounded without texts", key="weights_only", remedy=remedy)
 
 
 def _metrics(model: Path, data: Path, precision: str, base: Path | None = None) -> dict[str, float]:

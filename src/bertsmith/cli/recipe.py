@@ -1,12 +1,13 @@
 """`bertsmith recipe`: list the presets, and show every setting of a recipe with its origin."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 from typer import Argument, Typer, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.spelling import as_now
 from bertsmith.cli.verb import Verb, Verbs
 
 recipe = Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
@@ -17,7 +18,7 @@ def show(
     name: Annotated[
         str, Argument(metavar="NAME_OR_FILE", help="A preset, a task, or a recipe file in TOML.")
     ],
-    overrides: options.Settings = None,
+    settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
     """Print every value of a recipe, its origin and its meaning.
@@ -43,14 +44,14 @@ def show(
 
     loaded: LoadedRecipe[Any]
     if task := ({task.name: task for task in TASKS} | {OWN: custom_task(CustomSpec("", ""))}).get(name):
-        loaded = finetuning_recipe_with_origins(task, overrides or [])
+        loaded = finetuning_recipe_with_origins(task, settings or [])
     else:
-        loaded = load_recipe_with_origins(name, overrides or [])
+        loaded = load_recipe_with_origins(name, settings or [])
     if as_json:
-        settings = (asdict(setting) for setting in settings_of(loaded))
-        print_json({each.pop("key"): each for each in settings})
+        shown = (asdict(replace(each, origin=as_now(each.origin))) for each in settings_of(loaded))
+        print_json({each.pop("key"): each for each in shown})
     else:
-        echo(annotated_text(loaded), nl=False)
+        echo(as_now(annotated_text(loaded)), nl=False)
 
 
 @recipe.command("list", cls=Verb)

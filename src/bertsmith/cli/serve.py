@@ -176,11 +176,11 @@ def named_folders(given: list[str]) -> dict[str, Path]:
         if not equals or whole.is_dir():  # a folder's name may contain an equals sign
             name, folder = Path(os.path.normpath(whole.absolute())).name, each
         if not folder:
-            raise UserError(f"is {each!r}", where="--model", remedy=NAMING)
+            raise UserError(f"is {each!r}", key="model", remedy=NAMING)
         if not MODEL_NAME.fullmatch(name):
-            raise UserError(f"{name!r} is no name for a model", where=f"--model {each}", remedy=NAMING)
+            raise UserError(f"{name!r} is no name for a model", where=f"`model={each}`", remedy=NAMING)
         if name in folders:
-            remedy = f"give one of them another: --model NAME={Path(folder).expanduser()}"
-            raise UserError(f"two models are called {name}", where="--model", remedy=remedy)
+            remedy = f"give one of them another: `model=NAME={Path(folder).expanduser()}`"
+            raise UserError(f"two models are called {name}", key="model", remedy=remedy)
         folders[name] = Path(folder).expanduser()
     return folders

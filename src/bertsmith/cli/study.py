@@ -163,13 +163,13 @@ def _devices(given: str) -> tuple[str, ...]:
     named = tuple(each.strip() for each in given.split(","))
     if given and (not all(named) or "cpu" in named or len(set(named)) < len(named)):
         remedy = "write GPUs by number, each once, such as 0,1; or cpu"
-        raise UserError(f"{given!r} is no list of GPUs", where="--devices", remedy=remedy)
+        raise UserError(f"{given!r} is no list of GPUs", key="devices", remedy=remedy)
     import torch
 
     if torch.cuda.is_available():
         return named if given else (os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],)
     if given:
-        raise UserError("torch sees no CUDA GPU", where="--devices", remedy="leave it out, or give cpu")
+        raise UserError("torch sees no CUDA GPU", key="devices", remedy="leave it out, or give cpu")
     return ("",)
 
 

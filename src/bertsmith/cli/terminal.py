@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 from typer import Exit, echo
 
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.spelling import as_now
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class JsonProgress(QuietProgress):
 
     def on_message(self, text: str) -> None:
         """Print a message."""
-        print_json({"note": text})
+        print_json({"note": as_now(text)})
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         """Print a line of metrics."""
@@ -167,7 +168,7 @@ class LogProgress(QuietProgress):
 
     def on_message(self, text: str) -> None:
         """Print a message."""
-        echo(text)
+        echo(as_now(text))
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:
         """Print a line of metrics, unless the last one was only seconds ago."""
@@ -185,7 +186,7 @@ class BarProgress(QuietProgress):
 
     def on_message(self, text: str) -> None:
         """Print a message above the line."""
-        self.bar.console.print(text, markup=False, highlight=False)
+        self.bar.console.print(as_now(text), markup=False, highlight=False)
 
     def on_progress(self, progress: float) -> None:
         """Move the bar; a bar with a deadline moves by itself."""

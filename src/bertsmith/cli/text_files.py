@@ -64,15 +64,15 @@ class TextSource:
         where = name_of(self.path)
         if self.path == STANDARD_INPUT:
             if self.text or given:
-                remedy = "leave out --text and what belongs to it, or save it as a file"
+                remedy = "leave out `text` and what belongs to it, or save it as a file"
                 raise UserError("is read line by line and has no columns", where=where, remedy=remedy)
         elif not self.text and bare_suffix(self.path) in set(TABLE_SUFFIXES) - {".txt"}:
             names = ", ".join(map(repr, column_names(self.path, self.form)))
             columns = f"its columns are {names}" if names else "it has no rows"
-            remedy = f"say which column holds the texts with --text COLUMN ({columns})"
+            remedy = f"say which column holds the texts with `text=COLUMN` ({columns})"
             raise UserError("is a table", where=where, remedy=remedy)
         elif given and not self.text:
-            remedy = "say which column holds the texts with --text COLUMN, or leave it out"
+            remedy = "say which column holds the texts with `text=COLUMN`, or leave it out"
             raise UserError("is for tables", where=given[0], remedy=remedy)
 
 
@@ -306,7 +306,7 @@ def _table_pieces(source: TextSource) -> Iterator[Piece]:
             except UserError as error:
                 named = replace(error, where=row.where)
                 if not source.skip_bad:
-                    remedy = f"{error.remedy}, or leave such lines out with --skip-bad"
+                    remedy = f"{error.remedy}, or leave such lines out with `skip_bad=True`"
                     raise replace(named, remedy=remedy) from None
                 piece.bad.append(named)
                 continue

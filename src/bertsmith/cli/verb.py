@@ -8,6 +8,7 @@ from typing import Any, cast
 from typer import BadParameter
 from typer.core import TyperCommand, TyperGroup
 
+from bertsmith.cli.spelling import as_options, spelling_as
 from bertsmith.core.errors import UserError
 
 SEVERAL: dict[str, str] = {"cost": "--models", "layers": "--models"}
@@ -30,6 +31,11 @@ class Verb(TyperCommand):
             rest = super().parse_args(ctx, words)
         ctx.params = {name: _expanded(value) for name, value in ctx.params.items()}
         return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the verb; its errors name options."""
+        with spelling_as(as_options(self)):
+            return super().invoke(ctx)
 
 
 class Verbs(TyperGroup):

@@ -107,7 +107,7 @@ def show(out: Path, report: "VocabularyReport", seconds: float) -> None:
     facts += [("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")]
     if report.pieces < report.pieces_asked_for:
         # A unigram vocabulary does not join pairs, so that --min-count does not apply.
-        remedy = "give more text, or a lower --min-count where pairs are joined"
+        remedy = "give more text, or a lower `min_count` where pairs are joined"
         why = f"no other piece is seen often enough; {remedy}"
         facts += [("", f"fewer than {report.pieces_asked_for:,}: {why}")]
     facts += [

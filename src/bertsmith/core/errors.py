@@ -1,19 +1,31 @@
-"""The exception for errors that users can fix, and the remedies that each interface words differently."""
+"""The exception for errors that users can fix, and the settings in its text that each interface spells.
+
+A message mentions a setting by its key: `out`, `run.epochs=3`. The command line (`--out`, `--epochs 3`), the
+Python functions (out=, epochs=3) and recipe files (run.epochs = 3) give a `Spelling` for it.
+"""
 
 import re
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
+from typing import Self
 
 MAX_SHOWN = 2000
 """Maximum characters of a message: a value quoted in it may have a megabyte."""
 CONTROL = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 """Terminal control characters, lone surrogates, and characters that change the writing direction."""
+MENTION = re.compile(r"`([a-z_]\w*(?:\.\w+)*)(?:=([^`]*))?`")
+"""A setting in a message: its key, and its value if one is proposed."""
+Spelling = Callable[[str, str], str | None]
+"""Function of a key and its value ("" for none); returns None for a key that the interface does not have."""
+
+
+TRUNCATE = "shorten it, split it, or pass `truncate=True`"
 
 
 class Remedy(StrEnum):
     """Remedies for callers of the Python API that the command line words differently."""
 
-    TRUNCATE = "shorten it, split it, or pass truncate=True"
     PASS_PAIR = "pass a tuple of two texts"
     PASS_TEXT = "pass one str"
 
@@ -29,7 +41,9 @@ class UserError(Exception):
     what: str
     _: KW_ONLY
     where: str = ""
-    """Location: a file, a line, an option or a key; if given, `field` and `index` are not shown."""
+    """Location: a file, a line or several settings; if given, `key`, `field` and `index` are not shown."""
+    key: str = ""
+    """Setting at fault: a parameter such as out, or the dotted key of a recipe."""
     field: str = "text"
     """Name of the input of a call that `index` refers to."""
     index: int | None = None
@@ -41,10 +55,18 @@ class UserError(Exception):
 
     def line(self) -> str:
         """Return the whole message as one line: `where: what; remedy`."""
-        where = self.where or (f"{self.field} {self.index}" if self.index is not None else "")
+        where = MENTION.sub(lambda found: found[0].strip("`"), self.where) or self.key
+        if not where and self.index is not None:
+            where = f"{self.field} {self.index}"
         location = f"{where}: " if where else ""
         advice = f"; {self.remedy}" if self.remedy else ""
         return shown(" ".join(f"{location}{self.what}{advice}".split()))
+
+    def spelled(self, spelling: Spelling) -> Self:
+        """Return the same error with its settings as an interface spells them."""
+        where = spelled(self.where or (f"`{self.key}`" if self.key else ""), spelling, location=True)
+        what, remedy = spelled(self.what, spelling), spelled(self.remedy, spelling)
+        return replace(self, what=what, where=where, remedy=remedy)
 
 
 class Diverged(UserError):
@@ -53,6 +75,26 @@ class Diverged(UserError):
 
 class DoesNotFit(UserError):
     """A run that requires more memory than there is."""
+
+
+def spelled(text: str, spelling: Spelling, *, location: bool = False) -> str:
+    """Return a message with the settings that it mentions as an interface spells them.
+
+    In a location, which a colon follows, an argument has no equals sign.
+    """
+
+    def spell(found: re.Match[str]) -> str:
+        chosen = spelling(found[1], found[2] or "")
+        if chosen is None:
+            return found[0].strip("`") if location else found[0]
+        return chosen.removesuffix("=") if location else chosen
+
+    return MENTION.sub(spell, text)
+
+
+def in_file(key: str, value: str) -> str | None:
+    """Spell a setting as a recipe file has it."""
+    return f"{key} = {value}" if value else key
 
 
 def shown(text: str) -> str:

@@ -138,21 +138,21 @@ def _partial(target: Path, parent: Path) -> Path:
 
 
 @contextmanager
-def new_folder(target: Path, *, option: str = "--out") -> Iterator[Path]:
+def new_folder(target: Path, *, key: str = "out") -> Iterator[Path]:
     """Yield an atomic folder; raise if the target exists or another process is writing it."""
-    check_not_taken(target, option=option)
+    check_not_taken(target, key=key)
     with atomic_folder(target) as fresh:
         yield fresh
 
 
-def check_not_taken(folder: Path, *, option: str = "--out") -> None:
+def check_not_taken(folder: Path, *, key: str = "out") -> None:
     """Raise if the path of a new folder is in use; remove what killed programs left of it."""
     with reporting_write_errors(folder):
         if _remove_leftovers(folder):
-            remedy = f"wait for it, or choose another {option}"
+            remedy = f"wait for it, or choose another `{key}`"
             raise UserError("is being written by another process", where=str(folder), remedy=remedy)
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-            remedy = f"choose another {option}, or remove it first"
+            remedy = f"choose another `{key}`, or remove it first"
             raise UserError("is there already", where=str(folder), remedy=remedy)
 
 

@@ -123,8 +123,14 @@ def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[
     )
 
 
+def _whole(total: str) -> Value:
+    return lambda totals: int(totals[total]) if total in totals else None
+
+
 LOSS = Metric("loss", unit="nats", larger_is_better=False, short="loss")
-SEQUENCES = Metric("sequences", of=lambda totals: totals.get("sequences"), unit="number", fixed=True)
+SEQUENCES = Metric("sequences", of=_whole("sequences"), unit="number", fixed=True)
+CANDIDATES = Metric("candidates", of=_whole("candidates"), unit="number", short="candidates")
+"""Rows that a held-out evaluation compares with each other; values for other numbers do not compare."""
 
 
 @dataclass(frozen=True)
@@ -141,12 +147,15 @@ class Declaration:
     """Baseline at which the watched loss stays if nothing is learned."""
     fields: tuple[Field, ...] = ()
     """Fields of the batches; without one of predicted tokens, nothing is masked."""
+    over_the_step: bool = False
+    """True if the loss compares the rows of a whole step (`training.step_losses`)."""
 
     def __add__(self, part: "Declaration") -> "Declaration":
         """Return this declaration combined with that of another part."""
         own = (self.terms + part.terms, self.counted + part.counted, self.metrics + part.metrics)
         fields = tuple(dict.fromkeys(self.fields + part.fields))
-        return Declaration(*own, self.watched, self.baseline, fields)
+        over = self.over_the_step or part.over_the_step
+        return Declaration(*own, self.watched, self.baseline, fields, over)
 
     @property
     def counts(self) -> tuple[str, ...]:
@@ -161,7 +170,11 @@ class Declaration:
     @property
     def own(self) -> dict[str, Metric]:
         """Return the metrics of a step or of held-out documents, by name."""
-        return {each.name: each for each in (LOSS, *self.metrics, SEQUENCES)}
+        return {each.name: each for each in (LOSS, *self._found)}
+
+    @property
+    def _found(self) -> tuple[Metric, ...]:
+        return (*self.metrics, SEQUENCES, *((CANDIDATES,) if self.over_the_step else ()))
 
     @property
     def fixed(self) -> dict[str, Metric]:
@@ -195,7 +208,7 @@ class Declaration:
         ]
         if not losses:
             return {"loss": math.nan}
-        values = ((each.name, each.of(totals)) for each in (*self.metrics, SEQUENCES))
+        values = ((each.name, each.of(totals)) for each in self._found)
         return {"loss": sum(losses)} | {name: value for name, value in values if value is not None}
 
 

@@ -30,7 +30,7 @@ Begun = TypeVar("Begun")
 Result = TypeVar("Result")
 Engine = Literal["pool", "ray"]
 
-FEWER_WORKERS = "use fewer --workers if memory ran out"
+FEWER_WORKERS = "use fewer `workers` if memory ran out"
 FAULT = 1
 """Exit status of a Python process after an uncaught exception."""
 

@@ -228,7 +228,7 @@ def _check_disk(files: Sequence[Path], out: Path) -> None:
     disk = shutil.disk_usage(existing)
     if disk.total and needed > disk.free:  # /proc and similar file systems report size 0
         what = f"about {needed / 1e9:,.3f} GB are needed there and {disk.free / 1e9:,.3f} GB are free"
-        raise UserError(what, where=str(out), remedy="make room, or choose another --out")
+        raise UserError(what, where=str(out), remedy="make room, or choose another `out`")
 
 
 # --- in the workers ---

@@ -116,7 +116,7 @@ def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
         elif page:
             page.add(line)
         elif line:
-            remedy = "say --format text if this is no output of WikiExtractor"
+            remedy = "say `format=text` if this is no output of WikiExtractor"
             raise UserError(
                 "stands outside <doc ...> and </doc>", where=f"{block.source}:{number}", remedy=remedy
             )
@@ -160,14 +160,14 @@ def _field_of(line: str, reading: Reading, where: str) -> str:
     if not isinstance(record, dict):
         raise UserError("holds no JSON object", where=where, remedy=_ONE_OBJECT_A_LINE)
     if reading.field not in record:
-        remedy = f"choose one of its fields with --text: {', '.join(record) or 'it has none'}"
+        remedy = f"choose one of its fields with `text`: {', '.join(record) or 'it has none'}"
         raise UserError(f"has no field {reading.field!r}", where=where, remedy=remedy)
     value = record[reading.field]
     if value is None:  # a record without text, common in exported tables
         return ""
     if not isinstance(value, str):
         raise UserError(
-            f"field {reading.field!r} is no text", where=where, remedy="choose another with --text"
+            f"field {reading.field!r} is no text", where=where, remedy="choose another with `text`"
         )
     if fault := lone_surrogate(value):
         if reading.errors == "strict":
@@ -212,8 +212,8 @@ def _decoded(block: Block) -> str:
 
 
 _TEXTS = {"text": _plain_texts, "jsonl": _jsonl_texts, "parquet": _parquet_texts, "wiki": _wiki_texts}
-_REPLACE = "say --encoding-errors replace"
-_ONE_OBJECT_A_LINE = 'write one object a line: {"text": "..."}, or say --format text if it is prose'
+_REPLACE = "say `encoding_errors=replace`"
+_ONE_OBJECT_A_LINE = 'write one object a line: {"text": "..."}, or say `format=text` if it is prose'
 
 
 # ---- sentences, by sentencex: it knows the abbreviations of many languages and loses no character
@@ -252,7 +252,7 @@ def check_language(language: str) -> str:
     # sentencex accepts any word as a language.
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language):
         remedy = "write the two or three letters of ISO 639: en, de, zh"
-        raise UserError(f"{language!r} is no language code", where="--language", remedy=remedy)
+        raise UserError(f"{language!r} is no language code", key="language", remedy=remedy)
     return language
 
 

@@ -169,7 +169,7 @@ def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
     elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
         what, remedy = "is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"
     elif start.startswith(b"PAR1"):
-        what, remedy = "is a Parquet file", "say --format parquet"
+        what, remedy = "is a Parquet file", "say `format=parquet`"
     if what:
         raise UserError(what, where=name, remedy=remedy)
     mark = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
@@ -204,7 +204,7 @@ def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: 
             if layout != "text":
                 what = f"has no end of a record within {RECORD_BYTES >> 20} MiB"
                 raise UserError(
-                    what, where=stream.source, remedy="check the file, or choose another --format"
+                    what, where=stream.source, remedy="check the file, or choose another `format`"
                 )
             # A giant document would load the whole stream into memory. So the block ends before it, and if
             # the block contains nothing else, the document itself is cut.
@@ -250,10 +250,10 @@ def text_batches(file: Any, path: Path, column: str) -> Iterator[list[bytes]]:
 
     names = file.schema_arrow.names
     if column not in names:
-        remedy = f"choose one of its columns with --text: {', '.join(names)}"
+        remedy = f"choose one of its columns with `text`: {', '.join(names)}"
         raise UserError(f"has no column {column!r}", where=str(path), remedy=remedy)
     if not _holds_text(file.schema_arrow.field(column).type):
-        raise UserError(f"column {column!r} is no text", where=str(path), remedy="choose another with --text")
+        raise UserError(f"column {column!r} is no text", where=str(path), remedy="choose another with `text`")
     # As bytes: the caller decodes the text, and reports the row of invalid UTF-8.
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
         yield [text or b"" for text in batch.column(0).cast(large_binary()).to_pylist()]
@@ -273,7 +273,7 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (ArrowException, OSError, ValueError) as error:
         what = f"is not a whole Parquet file ({error})"
-        raise UserError(what, where=str(path), remedy="fetch it again, or choose another --format") from error
+        raise UserError(what, where=str(path), remedy="fetch it again, or choose another `format`") from error
 
 
 def _holds_text(kind: Any) -> bool:

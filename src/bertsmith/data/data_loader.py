@@ -213,9 +213,9 @@ def reporting_dead_workers() -> Iterator[None]:
             raise
         if (cut := cut_off()) is not None:
             raise cut from error
-        remedy = "take fewer (--set run.loader_workers=1) if memory ran out; the same command resumes"
+        remedy = "take fewer (`run.loader_workers=1`) if memory ran out; the same command resumes"
         what = f"a loader worker died ({str(error).split(') ', 1)[-1].splitlines()[0].strip(' .')})"
-        raise UserError(what, where="run.loader_workers", remedy=remedy) from error
+        raise UserError(what, key="run.loader_workers", remedy=remedy) from error
 
 
 def load_steps(

@@ -88,8 +88,8 @@ def check_same_run(assignment: Assignment) -> None:
             )
         return (
             f"{OTHER_RUN}: a finished run without run.minutes can be lengthened where its last state was "
-            f"kept (run.keep_state); to train its model further, start from it: --model {assignment.out} "
-            "--out NEW --epochs MORE"
+            f"kept (run.keep_state); to train its model further, start from it: `model={assignment.out}` "
+            "`out=NEW` `run.epochs=MORE`"
         )
 
     folder.check_same_run(with_begun_micro_tokens(assignment).to_json(), free=FREE_KEYS, remedy=remedy)
@@ -100,7 +100,7 @@ def lengthens_a_run(assignment: Assignment) -> bool:
     folder = finetuning_folder(assignment.out)
     if not folder.begun:
         return False
-    known = read_json(folder.config, remedy="give --out a new folder")
+    known = read_json(folder.config, remedy="give `out` a new folder")
     return bool(known["recipe"][EPOCHS] != assignment.recipe.run.epochs)
 
 
@@ -112,7 +112,7 @@ def with_begun_micro_tokens(assignment: Assignment) -> Assignment:
     folder, run = finetuning_folder(assignment.out), assignment.recipe.run
     if run.micro_tokens != "auto" or not folder.begun:
         return assignment
-    known = read_json(folder.config, remedy="give --out a new folder").get("recipe", {})
+    known = read_json(folder.config, remedy="give `out` a new folder").get("recipe", {})
     begun_with = known.get("run.micro_tokens")
     return with_micro_tokens(assignment, begun_with) if isinstance(begun_with, int) else assignment
 
@@ -147,7 +147,7 @@ def _can_be_lengthened(assignment: Assignment, epochs: float) -> bool:
     if not steps or recipe.run.epochs <= epochs or not follows_steps:
         return False
     # Its checksum is verified later, when the folder is locked.
-    state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give --out a new folder")
+    state = read_json(step_folder(checkpoints, steps[-1]) / STATE, remedy="give `out` a new folder")
     return bool(state["scalars"].get(ENDED_AFTER) == epochs)
 
 

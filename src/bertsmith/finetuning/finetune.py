@@ -220,7 +220,7 @@ class FinetuningRequest:
     def _check_state(self, ends: "Ends") -> None:
         """Raise if a run cannot be lengthened because its last state is damaged."""
         if self.goes_on() and not ends.lengthened:
-            remedy = f"train its model further: --model {self.folder.path} --out NEW --epochs MORE"
+            remedy = f"train its model further: `model={self.folder.path}` `out=NEW` `run.epochs=MORE`"
             raise UserError("its last state is damaged", where=str(self.folder.checkpoints), remedy=remedy)
 
     def _report_splits(self, callback: ProgressCallback) -> None:

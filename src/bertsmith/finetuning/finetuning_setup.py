@@ -231,7 +231,7 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
             what = (
                 f"the scores of a {config.kind.name} head compete with each other: it has no linear optimum"
             )
-            raise UserError(what, where="head.weights", remedy="leave it at fresh")
+            raise UserError(what, key="head.weights", remedy="leave it at fresh")
         return False
     if recipe.head.encoder == "frozen-linear":
         return not recipe.distill.teachers
@@ -326,4 +326,4 @@ def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None
     for key, (needed, instead) in needs.items():
         if needed and not splits.evaluation_names:
             what = "needs a development set, and there is none"
-            raise UserError(what, where=key, remedy=f"add its file, or --set {key}={instead}")
+            raise UserError(what, key=key, remedy=f"add its file, or `{key}={instead}`")

@@ -106,10 +106,10 @@ def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
     assert pooling != "model", "then there is nothing to choose"
     if config.kind.head.reads == "tokens":
         what = f"a {config.kind.name} task looks at every token, and no state stands for all"
-        raise UserError(what, where="head.pooling", remedy="leave it out")
+        raise UserError(what, key="head.pooling", remedy="leave it out")
     if pooling == "first" and (seen := network.config.first_token_sees()):
         what = f"the first token of this model sees {seen}"
-        raise UserError(what, where="head.pooling", remedy="leave it out, or set it to mean")
+        raise UserError(what, key="head.pooling", remedy="leave it out, or set it to mean")
     before = network.encoder.sentence
     set_pooling(network, pooling)
     if pooling == "mean" and not hasattr(network.config, "sentence"):
@@ -122,10 +122,10 @@ def _leave_bare(model: Model, config: TaskConfig) -> None:
     """Remove every head except a trained pooler: a BiLSTM learns instead, and a random head would mislead."""
     if config.head.pooling != "model":
         what = "a BiLSTM on frozen layers has a way of its own to read a sequence"
-        raise UserError(what, where="head.pooling", remedy="leave it out")
+        raise UserError(what, key="head.pooling", remedy="leave it out")
     if config.head.cls == "raw":
         remedy = "leave it at pooled"
-        raise UserError("a BiLSTM on frozen layers reads raw states already", where="head.cls", remedy=remedy)
+        raise UserError("a BiLSTM on frozen layers reads raw states already", key="head.cls", remedy=remedy)
     if config.head.fresh_layers:
         raise _frozen_anew(config)
     for name in set(model.network.heads) - ({"pooler"} - set(model.untrained)):
@@ -146,7 +146,7 @@ def _put_head(model: Model, config: TaskConfig, stream: torch.Generator) -> tupl
         del network.heads[other]
     if config.head.cls == "raw" and not leave_pooler_out(network, config.head_name):
         what = f"the {config.head_name} head of {network.config.model_type} reads raw states already"
-        raise UserError(what, where="head.cls", remedy="leave it at pooled")
+        raise UserError(what, key="head.cls", remedy="leave it at pooled")
     fresh = dict.fromkeys([*drawn, *model.untrained])
     return kept, tuple(name for name in fresh if name in network.heads)
 
@@ -176,7 +176,7 @@ def _renew_layers(network: Network, config: TaskConfig, stream: torch.Generator)
         raise _frozen_anew(config)
     if count > len(layers):
         what = f"the model has {len(layers)} layers of its own, not {count}"
-        raise UserError(what, where="head.fresh_layers", remedy=f"choose at most {len(layers)}")
+        raise UserError(what, key="head.fresh_layers", remedy=f"choose at most {len(layers)}")
     rule = architecture_of(network.config.model_type).initial(network.config)
     for layer in layers[len(layers) - count :]:
         initialise(layer, rule, stream)
@@ -185,10 +185,10 @@ def _renew_layers(network: Network, config: TaskConfig, stream: torch.Generator)
 
 def _frozen_anew(config: TaskConfig) -> UserError:
     what = f"layers with fresh weights cannot stay frozen (head.encoder = {config.head.encoder})"
-    return UserError(what, where="head.fresh_layers", remedy="leave it at 0, or tune the encoder")
+    return UserError(what, key="head.fresh_layers", remedy="leave it at 0, or tune the encoder")
 
 
 def _check_text_length(network: Network, config: TaskConfig, *, where: str) -> None:
     if config.text.longest > network.config.positions:
         what = f"takes {network.config.positions} tokens, and text.longest = {config.text.longest}"
-        raise UserError(what, where=where, remedy=f"--set text.longest={network.config.positions}")
+        raise UserError(what, where=where, remedy=f"set `text.longest={network.config.positions}`")

@@ -102,7 +102,7 @@ def task_of(config: TaskConfig, form: TableFormat) -> Task:
         return custom_task(replace(spec_of(config.custom), dev=""), form)
     task = task_named(config.task)
     if form != TableFormat():
-        where, remedy = "--delimiter, --encoding, --columns", "leave them out: they are for your own tables"
+        where, remedy = "`delimiter`, `encoding`, `columns`", "leave them out: they are for your own tables"
         raise UserError(f"{task.title} has files of a known format", where=where, remedy=remedy)
     return task
 
@@ -140,7 +140,7 @@ def predict_labelled(
     if reading.skip_bad:
         kept, strange = without_unknown_labels(read.examples, members.config.labels)
         if not kept:
-            remedy = "leave --skip-bad out, then they count as wrong"
+            remedy = "leave `skip_bad` out, then they count as wrong"
             raise UserError("has no label that the model knows", where=str(read.path), remedy=remedy)
         read = replace(read, examples=tuple(kept), skipped=(*read.skipped, *strange))
     if warning := warn_of_unknown_labels(members.config.kind, read.examples, members.config.labels):
@@ -243,7 +243,7 @@ def _labelled(task: Task, read: ReadSplit, *, skip_bad: bool) -> ReadSplit:
         column = task.custom.get("label")
         remedy = "add the labels" if column is None else f"add the labels, in the column {str(column)!r}"
         if len(bare) < len(read.examples):
-            remedy = "add them, or leave such lines out with --skip-bad"
+            remedy = "add them, or leave such lines out with `skip_bad=True`"
         raise UserError(f"{what} is here", where=bare[0].where, remedy=remedy)
     skipped = [BadLine("has no label", example.where, "add it") for example in bare]
     labelled = tuple(example for example in read.examples if example.is_labelled)

@@ -50,7 +50,7 @@ def warn_of_weak_development_set(splits: TaskSplits) -> Iterator[str]:
         if len(examples) < FEW_EXAMPLES:
             yield (
                 f"{name} has only {counted(len(examples), 'example')}, so its figures may be chance; "
-                "for a table of your own see --folds and --dev-share"
+                "for a table of your own see `folds` and `dev_share`"
             )
 
 
@@ -137,5 +137,5 @@ def describe_adapters(network: Network, recipe: FinetuningRecipe) -> Iterator[st
     if recipe.optim.peak_lr < LOW_LORA_RATE:
         yield (
             f"optim.peak_lr = {recipe.optim.peak_lr:g} is low for adapters, which are trained with 1e-4 to "
-            "1e-3: --set optim.peak_lr=5e-4"
+            "1e-3: `optim.peak_lr=5e-4`"
         )

@@ -95,10 +95,10 @@ def suited_recipe(
 
 def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> str:
     """Return the chosen settings in one line, with the options that change them."""
-    shown, changes = [f"texts of up to {recipe.text.longest} tokens"], ["--max-length"]
+    shown, changes = [f"texts of up to {recipe.text.longest} tokens"], ["`text.longest`"]
     if task.kind.head.reads == "sentence":
         shown.insert(0, f"{recipe.head.pooling} of the states")
-        changes.append("--set head.pooling")
+        changes.append("`head.pooling`")
     if recipe.head.encoder != "frozen-linear":
         epochs, steps = recipe.run.epochs, ceil(recipe.run.epochs * -(-rows // recipe.run.examples))
         passes = f"{epochs:g} passes of {counted(rows, 'example')} ({steps:,} steps)"
@@ -109,9 +109,9 @@ def _reason(recipe: FinetuningRecipe, task: Task, rows: int, *, source: str) -> 
         shown = [f"rate {recipe.optim.peak_lr:g} ({source})", passes, *shown]
         if recipe.head.encoder == "lora":
             shown.append(f"adapters on {', '.join(recipe.lora.targets)}")
-            changes.append("--set lora.targets")
-        dials = ["--epochs", *(["--minutes"] if recipe.run.minutes != "off" else [])]
-        changes = ["--lr", *dials, "--batch", *changes]
+            changes.append("`lora.targets`")
+        dials = ["`run.epochs`", *(["`run.minutes`"] if recipe.run.minutes != "off" else [])]
+        changes = ["`optim.peak_lr`", *dials, "`run.examples`", *changes]
     return f"{', '.join(shown)}; {', '.join(changes)} change it"
 
 

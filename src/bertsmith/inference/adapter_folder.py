@@ -147,7 +147,7 @@ def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
 def _named_base(folder: Path) -> Path:
     config_file = folder / ADAPTER_CONFIG
     named = str(read_json(config_file, remedy=BROKEN).get("base_model_name_or_path") or "")
-    remedy = "say where it is: --base FOLDER (in Python base=), or base_model_name_or_path there"
+    remedy = "say where it is: `base=FOLDER`, or base_model_name_or_path there"
     if not named:
         raise UserError("names no base model", where=str(config_file), remedy=remedy)
     own = embedded_models()
@@ -215,7 +215,7 @@ def _check_base(base: Model, adapter: Adapter) -> None:
         raise UserError("quantised weights take no adapters", where=str(adapter.folder), remedy=remedy)
     if adapter.base_fingerprint not in ("", fingerprint(base.network)):
         what = "the adapter was trained over another base than this one: their weights differ"
-        remedy = "give the base that the adapter was trained over, with --base"
+        remedy = "give the base that the adapter was trained over, with `base`"
         raise UserError(what, where=str(adapter.folder), remedy=remedy)
 
 
@@ -237,7 +237,7 @@ def _sorted_tensors(
         layer = next((each for each in (found["layer"], prefix + found["layer"]) if each in layers), None)
         if layer is None:
             what = f"{found['layer']} is no linear layer of the base, a {network.config.model_type} model"
-            remedy = "give the base that the adapter was trained over, with --base"
+            remedy = "give the base that the adapter was trained over, with `base`"
             raise UserError(what, where=str(adapter.weights_file), remedy=remedy)
         low_rank.setdefault(layer, {})[found["part"]] = tensor
     return low_rank, whole
@@ -257,7 +257,7 @@ def _adapters(
         rank = next(iter(shapes.get("A", ())), 0)
         if shapes != {"A": [rank, inputs], "B": [outputs, rank]} or not rank:
             what = f"A and B of {name} have the shapes {shapes}, but the layer is {outputs} x {inputs}"
-            remedy = "give the base that the adapter was trained over, with --base"
+            remedy = "give the base that the adapter was trained over, with `base`"
             raise UserError(what, where=str(adapter.weights_file), remedy=remedy)
         shape = LoraShape(rank, alpha, rank_stabilized=stabilized)
         low = LowRank(parts["A"].to(like), parts["B"].to(like), scaling=shape.scaling)
@@ -279,7 +279,7 @@ def _wanted_heads(
         return architecture.classes.get(str(published_class), ())
     if head not in architecture.heads:
         what = f"{architecture.model_type} models have no {head} head, which the adapter was trained with"
-        remedy = "give the base that the adapter was trained over, with --base"
+        remedy = "give the base that the adapter was trained over, with `base`"
         raise UserError(what, where=str(adapter.folder), remedy=remedy)
     return (head, *architecture.heads[head].needs)
 

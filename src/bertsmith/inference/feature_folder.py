@@ -183,7 +183,7 @@ def _alone_in(place: Path) -> Iterator[None]:
     except OSError as error:
         os.close(handle)
         what = "another process is writing these features"
-        raise UserError(what, where=str(place), remedy="wait for it, or choose another --out") from error
+        raise UserError(what, where=str(place), remedy="wait for it, or choose another `out`") from error
     try:
         yield
         (place / LOCK).unlink()

@@ -206,7 +206,7 @@ class _FromLeft:
     """Predicts the next token from the last one's state; the tokens before it are read once, if possible."""
 
     def __init__(self, engine: Engine, view: WordView) -> None:
-        self.engine, self.part = engine, view.part
+        self.engine, self.view = engine, view
         self.stream, self.read = engine.network.encoder.stream(), 0
 
     def next_of(self, ids: Sequence[int]) -> tuple[Tensor, int]:
@@ -217,7 +217,7 @@ class _FromLeft:
             self.read = len(ids)
         with torch.no_grad():
             hidden_TD = (self.stream or self.engine.network)(batch)
-            scores_1V = self.engine.network.scores_of_words(hidden_TD[-1:, self.part])
+            scores_1V = self.engine.network.scores_of_words(self.view.of(hidden_TD[-1:]))
         log_probabilities_V = scores_of_tokens(self.engine, scores_1V)[0].log_softmax(-1).cpu()
         return log_probabilities_V, len(batch.tokens_T)
 

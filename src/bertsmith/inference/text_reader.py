@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from bertsmith.core.arrays import ranges
-from bertsmith.core.errors import Remedy, UserError
+from bertsmith.core.errors import TRUNCATE, UserError
 from bertsmith.packed import Layout, PackedBatch, split_by_budget
 from bertsmith.text.fast_encoder import FastEncoder
 from bertsmith.text.tokenizer import (
@@ -172,7 +172,7 @@ class Reader:
         for number, each in enumerate([] if truncate else tokenized, start=first):
             if len(each.encoded.ids) > self.longest:
                 what = f"has {len(each)} tokens but the model takes {self.longest}"
-                raise UserError(what, index=number, remedy=Remedy.TRUNCATE)
+                raise UserError(what, index=number, remedy=TRUNCATE)
 
     def truncated(self, tokenized: TokenizedText) -> TokenizedText:
         """Return the text without the tokens at its end that do not fit into the model."""

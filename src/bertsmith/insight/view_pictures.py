@@ -125,7 +125,7 @@ def write_senses_picture(out: Path, bert: Bert, word: str, sentences: Sequence[s
     numbers = sorted({point.sentence for point in found.points})
     if len(numbers) > MOST_SENTENCES:
         what = f"{len(numbers)} sentences have the word, and a picture shows {MOST_SENTENCES}"
-        raise UserError(what, where="--input", remedy="give fewer, or write .html")
+        raise UserError(what, key="input", remedy="give fewer, or write .html")
     listed = [f"{numbers.index(point.sentence) + 1}" for point in found.points]
 
     def draw(figure: "Figure") -> None:

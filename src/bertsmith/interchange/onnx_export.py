@@ -45,7 +45,7 @@ def export_onnx(
         from bertsmith.interchange.onnx_network import onnx_model
     except ModuleNotFoundError as error:
         raise UserError("exporting needs onnx", remedy="pip install 'bertsmith[onnx]'") from error
-    check_not_taken(out, option="--onnx")
+    check_not_taken(out, key="onnx")
     bert = load(model, device="cpu", base=base)
     if bert.finetuned is not None:
         bert.finetuned.check_exportable(model)
@@ -80,7 +80,7 @@ def _precision(network: Network, asked: str | None, *, where: str) -> str:
     if own == "int8" and asked not in (None, "int8"):
         what = f"is quantised, and {asked} would be no more exact"
         raise UserError(
-            what, where=where, remedy="leave --precision out, or export the model it was made from"
+            what, where=where, remedy="leave `precision` out, or export the model it was made from"
         )
     if asked == "int8" and own != "int8":
         remedy = "quantise it first, on texts of yours: bertsmith quantise --calibrate texts.txt"

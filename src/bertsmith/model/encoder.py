@@ -60,13 +60,17 @@ class WordView(NamedTuple):
 
     offset: int = 0
     """Rows from the word to that state."""
-    part: slice = slice(None)
-    """The part of the state."""
+    columns: tuple[int, int] | None = None
+    """First and last of its numbers, the last exclusive; all if None."""
 
     def rows(self, rows_P: Tensor) -> Tensor:
         """Return the rows that predict the words at these rows [P]."""
         # Filler points at row 0, which may have no row before it.
         return (rows_P + self.offset).clamp(min=0) if self.offset else rows_P
+
+    def of(self, hidden_PD: Tensor) -> Tensor:
+        """Return what is read of the states at these rows."""
+        return hidden_PD if self.columns is None else hidden_PD[:, slice(*self.columns)]
 
 
 BESIDE: dict[Direction, int] = {"both": 0, "left-to-right": -1, "right-to-left": 1}
@@ -155,7 +159,7 @@ class Encoder(nn.Module, ABC):
         """Let each token see both sides or one only, in training and afterwards."""
         if direction != self.direction:
             what = f"this encoder reads {self.direction}, and cannot be made to read {direction}"
-            raise UserError(what, where="examples.objective", remedy="choose another objective or model")
+            raise UserError(what, key="examples.objective", remedy="choose another objective or model")
 
     def word_views(self) -> tuple[WordView, ...]:
         """Return the states that a word is predicted from; `Network.word_scores` combines several."""
@@ -170,7 +174,7 @@ class Encoder(nn.Module, ABC):
         """Return what each view reads [P] of the states at `predicting_rows`."""
         views = self.word_views()
         parts = zip(hidden_RD.chunk(len(views)), views, strict=True)
-        return [hidden_PD[:, view.part] for hidden_PD, view in parts]
+        return [view.of(hidden_PD) for hidden_PD, view in parts]
 
     def stream(self) -> Stream | None:
         """Return a reader for a text that goes on; None if a new token changes the states before it."""

@@ -162,7 +162,7 @@ def add_fresh_adapters(
         if shape.rank > min(inputs, outputs):
             what = f"is {shape.rank}, and {layer.name} has {inputs} inputs and {outputs} outputs"
             remedy = f"choose at most {min(inputs, outputs)}; 8 is usual"
-            raise UserError(what, where="lora.rank", remedy=remedy)
+            raise UserError(what, key="lora.rank", remedy=remedy)
         # Sampled in fp32 on the CPU, then moved: the same weights whatever the device.
         lora_A, like = torch.empty(shape.rank, inputs), ours.weight
         nn.init.kaiming_uniform_(lora_A, a=math.sqrt(5), generator=generator)

@@ -94,7 +94,7 @@ def set_direction(network: Network, direction: Direction) -> None:
     """Let each token see both sides or one only, in training and afterwards; its config says so too."""
     if direction not in (known := architecture_of(network.config.model_type).directions):
         what = f"a model of type {network.config.model_type} reads {' or '.join(known)}, never {direction}"
-        raise UserError(what, where="examples.objective", remedy="choose another objective or model")
+        raise UserError(what, key="examples.objective", remedy="choose another objective or model")
     network.encoder.look(direction)
     network.config = replace(network.config, direction=direction)
 

@@ -224,7 +224,7 @@ def check_reads_masks(network: Network) -> None:
     """Raise if a student or teacher does not predict a word where its mask is."""
     if network.encoder.word_views() != (WordView(),):
         what = "a student and its teacher are compared at masked words, and one of them is read beside words"
-        raise UserError(what, where="distill.teacher", remedy="take models that were trained with masks")
+        raise UserError(what, key="distill.teacher", remedy="take models that were trained with masks")
 
 
 def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: DistillSection) -> None:
@@ -235,11 +235,11 @@ def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: Di
     if not (student.plain_attention and teacher.plain_attention):
         what = "a DeBERTa's attention is no product of queries and keys alone"
         remedy = "set distill.attention_weight and distill.relation_weight to 0"
-        raise UserError(what, where="distill.relation_weight", remedy=remedy)
+        raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if student.layer_heads or teacher.layer_heads:
         what = "of a model whose heads were pruned, no others can be compared with those that are left"
         remedy = "set distill.attention_weight and distill.relation_weight to 0"
-        raise UserError(what, where="distill.relation_weight", remedy=remedy)
+        raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if distill.relation_heads == "heads":
         if student.heads != teacher.heads:
             what = f"the student has {student.heads} heads, and the teacher {teacher.heads}"

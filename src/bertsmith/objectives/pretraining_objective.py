@@ -16,6 +16,7 @@ from bertsmith.model.flops import flops_per_step
 from bertsmith.model.kernels.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.model.network import Network
 from bertsmith.objectives.word_losses import word_losses
+from bertsmith.training.step_losses import OverTheStep
 
 
 class PretrainingObjective(nn.Module):
@@ -41,11 +42,16 @@ class PretrainingObjective(nn.Module):
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
         """The loss and the sums of a micro-batch, not compiled."""
-        sums, declared = self.summed(batch), self.declared
+        sums = self.summed(batch)
+        loss = self.loss(sums, loss_scales_C)
+        return loss, torch.stack([sums[name].detach().to(loss.dtype) for name in self.declared.sums])
+
+    def loss(self, sums: Mapping[str, Tensor], loss_scales_C: Tensor) -> Tensor:
+        """The declared terms of the loss, added up."""
+        declared = self.declared
         scales = dict(zip(declared.counts, loss_scales_C.unbind(), strict=True))
         first, *others = (each.weight * sums[each.sum] * scales[each.over] for each in declared.terms)
-        loss = sum(others, start=first)
-        return loss, torch.stack([sums[name].detach().to(loss.dtype) for name in declared.sums])
+        return sum(others, start=first)
 
     def compile_whole(self) -> None:
         """Compile losses and network as one graph for all batch sizes, where the encoder can be."""
@@ -59,6 +65,36 @@ class PretrainingObjective(nn.Module):
             return self.plain(batch, loss_scales_C)
         mark_sizes_as_changing(batch)
         return self._forward(batch, loss_scales_C)
+
+
+class StepObjective(PretrainingObjective, OverTheStep):
+    """An objective over the rows of a whole step, for example sentence vectors with in-batch negatives.
+
+    Its forward returns the rows of a micro-batch and True for those that are not filler.
+    """
+
+    def __init__(self, network: Network, declared: Declaration) -> None:
+        assert declared.over_the_step
+        super().__init__(network, declared)
+
+    def rows(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        """Return what a micro-batch gives [S, ...], and True for rows that are not filler [S]."""
+        raise NotImplementedError
+
+    def of_rows(self, rows_Z: Tensor) -> dict[str, Tensor]:
+        """Return the declared sums by name, with a value for each row of the step [Z]; it has no weights."""
+        raise NotImplementedError
+
+    def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """Return the rows of a micro-batch, not compiled, in fp32 at least."""
+        rows_S, is_real_S = self.rows(batch)
+        return rows_S.to(torch.promote_types(rows_S.dtype, torch.float32)), is_real_S
+
+    def of_step(self, rows_Z: Tensor, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the loss of all rows of a step, and what each row adds to the sums [Z, N]."""
+        values = self.of_rows(rows_Z)
+        loss = self.loss({name: each.sum() for name, each in values.items()}, loss_scales_C)
+        return loss, torch.stack([values[name].detach().to(loss.dtype) for name in self.declared.sums], 1)
 
 
 def mark_sizes_as_changing(batch: PretrainingBatch) -> None:

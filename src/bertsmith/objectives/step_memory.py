@@ -99,9 +99,7 @@ def _does_not_fit(load: TrainingLoad, usable: int) -> DoesNotFit:
         what = f"one sequence of {load.longest} tokens needs {gibibytes(needed.total)} with the model"
         less = "" if load.recompute else "set run.recompute = true, "
         remedy = f"{less}shorten examples.stages or take a smaller model (model.layers, model.width)"
-    return DoesNotFit(
-        f"{what}, and {gibibytes(usable)} may be used", where="batch.micro_tokens", remedy=remedy
-    )
+    return DoesNotFit(f"{what}, and {gibibytes(usable)} may be used", key="batch.micro_tokens", remedy=remedy)
 
 
 def gibibytes(count: int) -> str:

@@ -119,24 +119,24 @@ class Candidate:
 
 def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
     """Choose the recipe for this machine, or load the one that the run in the folder began with."""
-    given = [("--objective", line) for line in _entry(OBJECTIVES, request.objective, "--objective")]
-    size = _entry(SIZES, request.size, "--size")
+    given = [("`objective`", line) for line in _entry(OBJECTIVES, request.objective, "objective")]
+    size = _entry(SIZES, request.size, "size")
     folder = run_folder(request.out)
     if folder.begun:
         begun = load_recipe(folder.config)
         if begun.name != AUTO:
             what = f"the run there has another recipe: {begun.name} there, {AUTO} now"
-            raise UserError(what, where=str(folder.config), remedy="give --out a new folder")
+            raise UserError(what, where=str(folder.config), remedy="give `out` a new folder")
         report(f"auto: the recipe with which the run began ({folder.config})")
-        return request.load(folder.config, [*given, *(_shape_options(size, "--size") if size else ())])
+        return request.load(folder.config, [*given, *(_shape_options(size, "`size`") if size else ())])
     folder.check_no_unknown_files()
     refuse_several_processes("auto chooses a recipe in one process")
     began, store = time.monotonic(), TokenStore.open(request.store)
     below = [*((AUTO, line) for line in BELOW), *given]
     base = request.load(PARTS, [*below, *_shape_options(ONE_HEAD)])
     if base.start.model != "scratch":
-        remedy = "leave --from out, or name a preset to continue from a model"
-        raise UserError("auto trains from scratch", where="--from", remedy=remedy)
+        remedy = "leave `start.model` out, or name a preset to continue from a model"
+        raise UserError("auto trains from scratch", key="start.model", remedy=remedy)
     world = start_world(base.run.device)
     wanted = _with_given_width(request, below, [size] if size else SHAPES)
     shapes = _measured_shapes(request, below, wanted, store, world)
@@ -149,10 +149,10 @@ def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
     return final
 
 
-def _entry(table: Mapping[str, tuple[T, ...]], name: str, option: str) -> tuple[T, ...]:
-    """Return the entry that an option names; empty if the option was not given."""
+def _entry(table: Mapping[str, tuple[T, ...]], name: str, key: str) -> tuple[T, ...]:
+    """Return the entry that a setting names; empty if it was not given."""
     if name and name not in table:
-        raise UserError(f"{name!r} is not a valid choice", where=option, remedy=f"give {', '.join(table)}")
+        raise UserError(f"{name!r} is not a valid choice", key=key, remedy=f"give {', '.join(table)}")
     return table[name] if name else ()
 
 
@@ -289,7 +289,9 @@ def _expected(choice: Candidate, recipe: Recipe, entropy: float) -> str:
         return f"not known: the law is of Muon and a masking rate of {FITTED_RATE:g}"
     loss = float(MASKED.loss(size, recipe.optim.peak_lr))
     if size.tokens < FITTED_TOKENS[0] or loss > MASKED.frequencies - LITTLE:
-        return "little more than how frequent words are; allow a larger budget (--minutes, --tokens, --steps)"
+        return (
+            "little more than how frequent words are; allow more `run.minutes`, `run.tokens` or `run.steps`"
+        )
     if size.tokens > FITTED_TOKENS[1] or size.text_tokens < FITTED_TEXT:
         return "not known: the budget or the text lies beyond the runs that the law was fitted on"
     of_text = loss * entropy / MASKED.frequencies

@@ -74,7 +74,7 @@ def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
 
 def _states(run: Path) -> dict[int, SavedState]:
     if not (run / STORE_FILE).is_file() or not run_folder(run).begun:
-        remedy = "give the --out of a `bertsmith pretrain`"
+        remedy = "give the `out` of a `bertsmith pretrain`"
         raise UserError("holds no pre-training run", where=str(run), remedy=remedy)
     folder = run_folder(run).checkpoints
     states = {saved.state.step: saved for saved in kept_states(folder)}
@@ -94,10 +94,10 @@ def _blank_model(run: Path, store: Path | None) -> tuple[dict[str, Network], Tok
         return networks, Tokenizer.load(folder.model)
     if store is None:
         what = "the run is not finished, and only its store knows the vocabulary"
-        raise UserError(what, where=str(run), remedy="add --store, the store that it trains on")
+        raise UserError(what, where=str(run), remedy="add `store`, the store that it trains on")
     opened = TokenStore.open(store)
     if read_json(run / STORE_FILE, remedy="give another run").get("hash") != opened.hash:
-        remedy = "give --store the one that the run was started with"
+        remedy = "give `store` the one that the run was started with"
         raise UserError("the run was started with another store", where=str(store), remedy=remedy)
     initial = build_initial_model(load_recipe(folder.config), opened)
     networks = {"": initial.network.eval()}

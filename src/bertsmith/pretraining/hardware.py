@@ -16,7 +16,7 @@ from bertsmith.model.encoder_config import EncoderConfig, PassSize
 from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
 from bertsmith.model.transformer.transformer_config import with_heads
-from bertsmith.objectives.registry import OBJECTIVES
+from bertsmith.objectives.registry import OBJECTIVES, declaration
 from bertsmith.objectives.step_memory import (
     TrainingLoad,
     estimate_memory,
@@ -100,6 +100,7 @@ def fit_machine(
         compiled,
         run.recompute,
         run.spike_factor,
+        declaration(recipe).over_the_step,
     )
     recorded = not why_not_recorded(facts) and _is_small(recipe, networks, load)
     multiples = _multiples(recipe, load, on_gpu=on_gpu, recorded=recorded)
@@ -317,7 +318,7 @@ def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int)
     if needed > free:
         what = f"{tokens} tokens need about {gibibytes(needed)}, and {gibibytes(free)} are free"
         remedy = "set batch.micro_tokens to auto, or run.recompute to true"
-        raise DoesNotFit(what, where="batch.micro_tokens", remedy=remedy)
+        raise DoesNotFit(what, key="batch.micro_tokens", remedy=remedy)
     return (
         tokens,
         f"memory: about {gibibytes(needed)} of {gibibytes(free)}, for {tokens:,} tokens in a forward pass",

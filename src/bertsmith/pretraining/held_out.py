@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from bertsmith.core.measures import Declaration
 from bertsmith.data.collate import counts_of
 from bertsmith.data.data_loader import PretrainingDataset, StepBatches, StepIndex
-from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.objectives.pretraining_objective import PretrainingObjective, StepObjective
 from bertsmith.training.distributed import World, unwrapped
 from bertsmith.training.trainer import Trainer, autocast
 
@@ -25,6 +26,8 @@ class HeldOutSet:
     """This rank's part of the sequences."""
     totals: Mapping[str, float]
     """Totals over all ranks that depend only on the data, as input of metrics."""
+    block: int = 0
+    """Rows that are compared with each other if the loss is over a step; 0: all."""
 
     @property
     def sequences(self) -> int:
@@ -32,9 +35,9 @@ class HeldOutSet:
         return int(self.totals["sequences"])
 
 
-def held_out_set(dataset: PretrainingDataset, stage: int, world: World) -> HeldOutSet:
+def held_out_set(dataset: PretrainingDataset, stage: int, world: World, *, block: int = 0) -> HeldOutSet:
     """Return the first held-out step of a stage, which has all sequences to evaluate (`held_out_recipe`)."""
-    return _set_of(dataset[StepIndex(stage, 0, 0.0)], world)
+    return replace(_set_of(dataset[StepIndex(stage, 0, 0.0)], world), block=block)
 
 
 def _set_of(batches: StepBatches, world: World) -> HeldOutSet:
@@ -47,7 +50,7 @@ def first_passes(held_out: HeldOutSet, passes: int, declared: Declaration, world
     micros = held_out.batches.micros[:passes]
     fewer = replace(held_out.batches, micros=micros, counts=counts_of(micros, declared.fields))
     known = _set_of(fewer, world)
-    return replace(known, totals={**held_out.totals, **known.totals})
+    return replace(held_out, batches=fewer, totals={**held_out.totals, **known.totals})
 
 
 def evaluate(
@@ -62,7 +65,8 @@ def evaluate(
     Returns None if `stopping` meanwhile. If another forward pass would exceed `max_seconds`, the evaluation
     ends and the returned set is shorter; later evaluations on that set are comparable.
     """
-    world, objective, declared = trainer.world, trainer.objective, pretraining_objective(trainer).declared
+    world, objective, bare = trainer.world, trainer.objective, pretraining_objective(trainer)
+    declared, rows = bare.declared, list[Tensor]()
     sums = torch.zeros(len(declared.sums), dtype=torch.float64)
     # The losses are not used, only the sums.
     loss_scales = torch.ones(len(declared.counts), device=world.device)
@@ -71,7 +75,11 @@ def evaluate(
     try:
         with torch.no_grad(), autocast(world.device, trainer.precision):
             for passes, micro in enumerate(micros, start=1):
-                sums += objective(micro.to(world.device), loss_scales)[1].double().cpu()
+                if isinstance(bare, StepObjective):
+                    rows_S, is_real_S = objective(micro.to(world.device), loss_scales)
+                    rows.append(rows_S[is_real_S])
+                else:
+                    sums += objective(micro.to(world.device), loss_scales)[1].double().cpu()
                 next_ends = (time.monotonic() - started) * (passes + 1) / passes
                 # All ranks end after the same pass, by the clock of the main process.
                 late = world.main and next_ends > max_seconds
@@ -83,9 +91,26 @@ def evaluate(
                     break
     finally:
         objective.train()
-    counts = {name: held_out.batches.counts[name] for name in declared.counts}
+    counts, totals = {name: held_out.batches.counts[name] for name in declared.counts}, held_out.totals
+    if isinstance(bare, StepObjective):
+        every_Z, _ = world.gathered(torch.cat(rows))
+        block = min(held_out.block or len(every_Z), len(every_Z))
+        sums, judged = _of_blocks(bare, every_Z if world.main else every_Z[:0], block)
+        counts, totals = dict.fromkeys(counts, judged), {**totals, "candidates": block}
     own = dict(zip(declared.sums, sums.tolist(), strict=True))
-    return declared.means({**held_out.totals, **over_all_ranks(own | counts, world)}), held_out
+    return declared.means({**totals, **over_all_ranks(own | counts, world)}), held_out
+
+
+def _of_blocks(objective: StepObjective, rows_Z: Tensor, block: int) -> tuple[Tensor, float]:
+    """Return the sums over the rows, which are compared in blocks of this size, and the number of rows."""
+    # An incomplete block is left out: its rows would be compared with fewer others.
+    judged = len(rows_Z) // block * block if block else 0
+    scales = torch.ones(len(objective.declared.counts), device=rows_Z.device)
+    sums = torch.zeros(len(objective.declared.sums), dtype=torch.float64)
+    with torch.no_grad():
+        for each_Z in torch.split(rows_Z[:judged], max(block, 1)):
+            sums += objective.of_step(each_Z, scales)[1].double().sum(0).cpu()
+    return sums, float(judged)
 
 
 def over_all_ranks(totals: Mapping[str, float], world: World) -> dict[str, float]:

@@ -105,10 +105,10 @@ def with_true_model(recipe: Recipe) -> Recipe:
         _check_words_have_a_model(recipe)
         if not recipe.distill.layers:
             return recipe
-        folder, config = folder_and_config(recipe.distill.teacher, option="--teacher")
+        folder, config = folder_and_config(recipe.distill.teacher, key="distill.teacher")
         config = student_config(config, recipe)
     else:
-        folder, config = folder_and_config(recipe.start.model, option="--from")
+        folder, config = folder_and_config(recipe.start.model, key="start.model")
     values = {**recipe.model_dump(), "model": model_section_of(config).model_dump()}
     try:
         return Recipe.model_validate(values)
@@ -116,13 +116,13 @@ def with_true_model(recipe: Recipe) -> Recipe:
         raise user_error(error, values, {f"model.{key}": str(folder) for key in values["model"]}) from error
 
 
-def folder_and_config(model: str, *, option: str) -> tuple[Path, EncoderConfig]:
-    """The folder of a model that an option names, and its encoder config, without its weights."""
+def folder_and_config(model: str, *, key: str) -> tuple[Path, EncoderConfig]:
+    """Return the folder of a model that a setting names, and its encoder config, without its weights."""
     folder = transformer_folder(model_folder(model))
     if is_adapter(folder):
         remedy = "bertsmith merge makes one model of both"
         raise UserError("is an adapter, which stands on another model", where=model, remedy=remedy)
-    config_json = read_json(folder / "config.json", remedy=f"give {option} a model folder")
+    config_json = read_json(folder / "config.json", remedy=f"give `{key}` a model folder")
     return folder, read_config(ConfigReader(config_json, str(folder / "config.json")))
 
 
@@ -146,7 +146,7 @@ def read_teacher(recipe: Recipe, store: TokenStore) -> Network:
     longest, most = max(stage.length for stage in recipe.examples.stages), model.network.config.positions
     if longest > most:
         what = f"takes texts of at most {most} tokens, and examples.stages ask for {longest}"
-        raise UserError(what, where=str(folder), remedy=f"give --max-length {most}, or less")
+        raise UserError(what, where=str(folder), remedy=f"give `max_length={most}`, or less")
     for head in set(model.network.heads) - {"mlm"}:
         del model.network.heads[head]
     return model.network
@@ -183,8 +183,10 @@ def model_section_of(config: EncoderConfig) -> ModelSection:
 def _check_words_have_a_model(recipe: Recipe) -> None:
     if recipe.start.add_words != "none":
         what = "words are added to the vocabulary of a model, and this run starts from scratch"
-        where = f"--add-words {recipe.start.add_words}"
-        raise UserError(what, where=where, remedy="give --from that model's folder, or leave the words out")
+        where = f"`start.add_words={recipe.start.add_words}`"
+        raise UserError(
+            what, where=where, remedy="give `start.model` that model's folder, or leave the words out"
+        )
 
 
 def _generator_config(recipe: Recipe, config: EncoderConfig) -> EncoderConfig:
@@ -261,7 +263,7 @@ def check_same_vocabulary(tokenizer: Tokenizer, store: TokenStore, model: str) -
     """Raise if a store's tokens are not those of a model."""
     if tokenizer_hash(tokenizer) != store.tokenizer_hash:
         what = f"the store was tokenised with another vocabulary than {model}'s"
-        source = "--vocab (and --add-words) of that model"
+        source = "`vocab` (and `start.add_words`) of that model"
         raise UserError(what, where=str(store.folder), remedy=f"make the store again with {source}")
 
 

@@ -116,7 +116,7 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
         request = PretrainingRequest(with_true_model(recipe), opened, folder, early_stopping)
         ending = run_job(request, world, callback, clock=clock)
         if ending.before and world.main:
-            onward = f"{_start_option(recipe)} {folder.model} and a new --out"
+            onward = f"`start.model={folder.model}` and a new `out`"
             callback.on_message(f"to train on from its model: {onward}")
         return _result_of(request, ending)
 
@@ -147,16 +147,11 @@ def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None
     def remedy(changed: Sequence[Difference]) -> str:
         if not folder.finished or not {each.key for each in changed} <= BUDGET_KEYS:
             return OTHER_RUN
-        onward = f"{_start_option(recipe)} {folder.model} and a new --out"
+        onward = f"`start.model={folder.model}` and a new `out`"
         return f"its learning rate has gone to its end; train on from its model: {onward}"
 
     asked = {"recipe": recipe.model_dump(), "store": store.hash}
     folder.check_same_run(asked, lambda: begun_with(folder), free=FREE_KEYS, remedy=remedy)
-
-
-def _start_option(recipe: Recipe) -> str:
-    """Return the option that names the initial model: `distill` has another one."""
-    return "--student" if recipe.examples.objective == "distilled" else "--from"
 
 
 # ---- the request
@@ -257,8 +252,8 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
     text = f"about {counted(steps, 'step')} of {each:.2g} seconds fit into {counted(minutes, 'minute')}"
     if steps < MIN_USEFUL_STEPS:
         text += (
-            ", too few to learn much: allow more (--minutes), or take a smaller batch (--batch), "
-            "shorter sequences (--max-length) or a smaller model (bertsmith recipe list)"
+            ", too few to learn much: allow more `run.minutes`, or take a smaller batch (`batch.sequences`), "
+            "shorter sequences (`examples.stages`) or a smaller model (bertsmith recipe list)"
         )
     run.start.callback.on_message(text)
 

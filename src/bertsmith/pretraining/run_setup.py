@@ -78,7 +78,9 @@ class Run:
     def held_out_set(self, stage: int) -> HeldOutSet:
         """Return the held-out set of a stage."""
         if stage not in self.held_out_sets:
-            self.held_out_sets[stage] = held_out_set(self.held_out_data, stage, self.world)
+            batch, length = self.recipe.batch, self.recipe.examples.stages[stage].length
+            rows = batch.sequences if batch.by == "sequences" else max(1, batch.tokens // length)
+            self.held_out_sets[stage] = held_out_set(self.held_out_data, stage, self.world, block=rows)
         return self.held_out_sets[stage]
 
     def average_weights(self, progress: Progress) -> None:

@@ -239,7 +239,7 @@ class FinetuningRecipe(Section):
         if self.head.encoder != "frozen-features" and not idle:
             key = next(name for name, value in self.features if value != getattr(FeaturesSection(), name))
             what = f"head.encoder = {self.head.encoder} reads no features, and features.{key} is about them"
-            remedy = "--set head.encoder=frozen-features"
+            remedy = "set `head.encoder=frozen-features`"
             raise RuleError(what, keys=(f"features.{key}", "head.encoder"), remedy=remedy)
         return self
 
@@ -249,6 +249,6 @@ class FinetuningRecipe(Section):
         if self.text.long_texts == "windows" and step >= longest:
             what = f"text.step = {step} is not below text.longest = {longest}: windows would not overlap"
             raise RuleError(
-                what, keys=("text.step", "text.longest"), remedy=f"--set text.step={longest // 2}"
+                what, keys=("text.step", "text.longest"), remedy=f"set `text.step={longest // 2}`"
             )
         return self

@@ -22,7 +22,7 @@ from bertsmith.recipe.validation_errors import user_error
 Tree = dict[str, Any]
 
 _PRESETS = files("bertsmith.recipe") / "presets"
-_SET, _SWEEP = "--set", "--sweep"
+_SET, _SWEEP = "`settings`", "`sweep`"
 
 RecipeT = TypeVar("RecipeT", bound=Section)
 
@@ -145,7 +145,7 @@ def layer_of_override(override: str, origin: str = _SET) -> _Layer:
     """Return the values of one `a.b=c` as a layer; the origin names the option."""
     key, equals, text = override.partition("=")
     if not (equals and key.strip()):
-        remedy = f"write it as in {origin} optim.peak_lr=3e-5"
+        remedy = "write it as in optim.peak_lr=3e-5"
         raise UserError(f"{override!r} is not key=value", where=origin, remedy=remedy)
     text = text.strip()
     value: Any = text  # a bare word is text, so that the shell needs no second pair of quotes

@@ -81,7 +81,7 @@ class RunSection(Section):
         if self.average_decay != "equal" and self.average_from == "off":
             what = "run.average_decay is of an average, and run.average_from = off asks for none"
             keys = ("run.average_decay", "run.average_from")
-            raise RuleError(what, keys=keys, remedy="--set run.average_from=0.8, or leave it out")
+            raise RuleError(what, keys=keys, remedy="set `run.average_from=0.8`, or leave it out")
         return self
 
 
@@ -143,7 +143,7 @@ class Recipe(Section):
             )
         if not self.examples.masks_tokens and self.examples.pair_head != "none":
             what = "a one-sided objective has no sentence pairs"
-            remedy = "set examples.pairs to none (--set examples.pairs=none)"
+            remedy = "set `examples.pairs=none`"
             raise RuleError(what, keys=("examples.objective",), remedy=remedy)
         return self
 

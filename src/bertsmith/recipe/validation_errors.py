@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import MENTION, UserError, in_file
 from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.section import RuleError, Section
 from bertsmith.recipe.toml_text import value_text
@@ -40,7 +40,17 @@ def user_error(
     origins: Mapping[str, str],
     schema: type[BaseModel] = Recipe,
 ) -> UserError:
-    """Return the first error, or an unknown key if there is one, because it often explains the others."""
+    """Return the first error, or an unknown key if there is one, because it often explains the others.
+
+    An error of a file names settings as the file does.
+    """
+    found = _first_error(error, values, origins, schema)
+    return found if MENTION.search(found.where) else found.spelled(in_file)
+
+
+def _first_error(
+    error: ValidationError, values: Mapping[str, Any], origins: Mapping[str, str], schema: type[BaseModel]
+) -> UserError:
     found = error.errors(include_url=False)
     first = next((each for each in found if each["type"] == "extra_forbidden"), found[0])
     path = _path_in(values, first)

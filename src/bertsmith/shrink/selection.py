@@ -30,8 +30,8 @@ def counts_left(
     blocks = len(before)
     heads = _left(sum(len(units.heads) for units in before), fractions[0], done)
     neurons = _left(sum(len(units.neurons) for units in before), fractions[1], done)
-    heads.check(blocks, "heads", option="--heads")
-    neurons.check(blocks, "neurons", option="--ffn")
+    heads.check(blocks, "heads", key="heads")
+    neurons.check(blocks, "neurons", key="ffn")
     return UnitCounts(heads.left, neurons.left, widths)
 
 
@@ -41,13 +41,13 @@ class _Left:
     every: int
     fraction: float
 
-    def check(self, blocks: int, noun: str, *, option: str) -> None:
+    def check(self, blocks: int, noun: str, *, key: str) -> None:
         """Raise an error if a layer would lose all of its units."""
         if self.left < blocks:
             most = int(100 * (self.every - blocks) / self.every) / 100
             what = f"{self.fraction:g} would leave {self.left} of {self.every} {noun} for {blocks} layers"
             remedy = f"a layer keeps at least one: choose at most {most:g}"
-            raise UserError(what, where=option, remedy=remedy)
+            raise UserError(what, key=key, remedy=remedy)
 
 
 def _left(every: int, fraction: float, done: float) -> _Left:

@@ -73,13 +73,13 @@ def _albert_config(config: EncoderConfig, shape: SharedShape) -> AlbertConfig:
     if config.model_type != "bert" or config.own_keys():
         kind = "it is pruned" if config.model_type == "bert" else f"its type is {config.model_type}"
         what = f"{kind}, and only a BERT whose layers are alike becomes an ALBERT"
-        raise UserError(what, where="--model", remedy="pre-train an ALBERT (model.sharing) or distil one")
-    for option, given, most in (
-        ("--groups", shape.groups, config.layers),
-        ("--embedding-width", shape.embedding_width or config.width, config.width),
+        raise UserError(what, key="model", remedy="pre-train an ALBERT (model.sharing) or distil one")
+    for key, given, most in (
+        ("groups", shape.groups, config.layers),
+        ("embedding_width", shape.embedding_width or config.width, config.width),
     ):
         if not 1 <= given <= most:
-            raise UserError(f"{given} is none", where=option, remedy=f"give a number from 1 to {most}")
+            raise UserError(f"{given} is none", key=key, remedy=f"give a number from 1 to {most}")
     own = {
         "model_type": "albert",
         "embedding_width": shape.embedding_width or config.width,

@@ -16,14 +16,14 @@ from bertsmith.shrink.slicing import zero_filled_network
 
 def export_transformers(folder: Path, out: Path, *, base: Path | None = None) -> list[str]:
     """Write a model in a published shape; return notes on the units that became zeros."""
-    with new_folder(out, option="--transformers") as fresh:
+    with new_folder(out, key="transformers") as fresh:
         return _export(folder, fresh, base)
 
 
 def _export(folder: Path, out: Path, base: Path | None) -> list[str]:
     bert = load(folder, device="cpu", base=base)
     if is_quantised(bert.model.network):
-        remedy = "export the model that it was made from, or export it with --onnx"
+        remedy = "export the model that it was made from, or export it with `onnx`"
         raise UserError("transformers does not open quantised weights", where=str(folder), remedy=remedy)
     if bert.finetuned is not None:
         bert.finetuned.check_exportable(folder)
@@ -34,7 +34,7 @@ def _export(folder: Path, out: Path, base: Path | None) -> list[str]:
     if only_ours := network.config.own_settings():
         what = f"no published {config.model_type} has {', '.join(only_ours)} as set here"
         has_graph = isinstance(config, TransformerConfig)
-        remedy = f"use it with bertsmith{', or export it with --onnx' if has_graph else ''}"
+        remedy = f"use it with bertsmith{', or export it with `onnx`' if has_graph else ''}"
         raise UserError(what, where=str(folder), remedy=remedy)
     whole = replace(bert.model, network=network)
     Bert(whole, bert.tokenizer, device="cpu", finetuned=bert.finetuned).save(out)
@@ -48,7 +48,7 @@ def _check_reading(network: Network, finetuned: FinetunedTask, *, where: str) ->
     if skips or chosen.pooling not in ("model", network.encoder.sentence):
         setting = f"head.cls={chosen.cls}" if skips else f"head.pooling={chosen.pooling}"
         what = f"its head was trained with {setting}, which config.json cannot say: its scores would change"
-        raise UserError(what, where=where, remedy="export it with --onnx, or fine-tune without the setting")
+        raise UserError(what, where=where, remedy="export it with `onnx`, or fine-tune without the setting")
 
 
 def _notes(config: TransformerConfig) -> list[str]:

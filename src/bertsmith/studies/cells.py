@@ -253,7 +253,7 @@ class Cells:
         known = self._read(file)
         if known["key"] != stage.key:
             what = "belongs to other work whose key begins alike"
-            raise UserError(what, where=str(file.parent), remedy="give the study another --cells")
+            raise UserError(what, where=str(file.parent), remedy="give the study another `cells`")
         return int(known["threads"])
 
     def end(self, stage: Stage, outcome: Result | Failure) -> None:

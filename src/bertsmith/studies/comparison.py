@@ -196,7 +196,7 @@ class Comparison:
         has_one = any(each.seeds == 1 for each in found) and not self.measured.has_examples
         yield from dict.fromkeys(each.caution() for each in found if each.caution() and not has_one)
         if has_one:
-            yield "one seed has no interval: another seed may turn a difference round (--seeds)"
+            yield "one seed has no interval: another seed may turn a difference round (`seeds`)"
         groups = {row.trial.name: self.measured.groups(row) for row in self.rows}
         if one := [name for name, each in groups.items() if len(each) == 1 and len(each[0]) > 1]:
             yield f"one model: intervals are over fine-tuning seeds only ({', '.join(one)})"

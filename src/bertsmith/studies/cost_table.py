@@ -90,7 +90,7 @@ def _checked_metric(request: CostTableRequest) -> Metric:
                 remedy = "give folders of `bertsmith finetune` runs, or what was made of them"
                 raise UserError("was not fine-tuned here: it has no task.json", where=str(run), remedy=remedy)
             if config.task != request.task.name:
-                remedy = f"give models of one task, or --task {config.task}"
+                remedy = f"give models of one task, or `task={config.task}`"
                 raise UserError(f"was fine-tuned for {config.task}", where=str(run), remedy=remedy)
     return metric
 

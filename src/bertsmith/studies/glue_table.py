@@ -82,7 +82,7 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
     present = {task.name for task, _ in in_folder}
     if lacking := wanted - present:
         what = f"has no training data of {', '.join(sorted(lacking))}"
-        raise UserError(what, where=str(data), remedy="add them, or leave them out of --tasks")
+        raise UserError(what, where=str(data), remedy="add them, or leave them out of `tasks`")
     if not found:
         names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
         what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"

@@ -233,7 +233,7 @@ def _pruned(folder: Path, trained: Path, sparsity: float, early: Path | None) ->
         weights = prunable_weights(network)
         masks = magnitude_masks(weights, sparsity)
         if early is not None:
-            network.load_state_dict(read_safetensors(early, remedy="give --out a new folder"))
+            network.load_state_dict(read_safetensors(early, remedy="give `out` a new folder"))
         apply_masks(weights, masks)
         write_pruned(folder, bert, network)
     return folder

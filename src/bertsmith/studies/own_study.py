@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import UserError, in_file
 from bertsmith.core.files import read_text
 from bertsmith.insight.report import Report
 from bertsmith.recipe.load import leaves, load_recipe
@@ -160,7 +160,7 @@ class OwnStudy:
                     tables = self._tables(changed)
                     stages = {seeds: self._stage(measured, tables, seeds) for seeds in self._seeds(measured)}
                 except UserError as error:
-                    impossible = Failure(error.line(), where=error.where, repeats=True)
+                    impossible = Failure(error.spelled(in_file).line(), where=error.where, repeats=True)
                     found.append(Trial(name, {}, table, impossible))
                 else:
                     found.append(Trial(name, stages, table))

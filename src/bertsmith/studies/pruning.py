@@ -123,7 +123,7 @@ def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
         remedy = "fine-tune it first: what matters to a task is removed last"
         raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
     if named and named != config.task:
-        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave --task out"
+        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave `task` out"
         raise UserError(what, where=str(folder), remedy=remedy)
     if config.head.encoder == "frozen-features":
         what = "a BiLSTM on frozen layers learned the task, and the encoder knows nothing of it"
@@ -151,7 +151,7 @@ def task_to_train(
         return task, pruning_recipe(task, config, overrides, options=options)
     if not named:
         what = "was not fine-tuned here, and no task is named"
-        raise UserError(what, where=str(folder), remedy="add --task, such as sst2")
+        raise UserError(what, where=str(folder), remedy="add `task`, such as sst2")
     task = task_named(named)
     return task, with_values(finetuning_recipe(task, overrides, options=options), {"run.keep_state": False})
 
@@ -268,7 +268,7 @@ class _Pruning:
                 kept = self._prune_once(before, folder, kept, number)
             bert = load(self.request.model if before is None else folder, device=self._device)
             write_json(facts, self._facts(bert, kept))
-        return read_json(facts, remedy="give --out a new folder")
+        return read_json(facts, remedy="give `out` a new folder")
 
     def _facts(self, bert: Bert, kept: Sequence[Sequence[int]]) -> dict[str, Any]:
         units = all_units(bert.model.network)

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from bertsmith.core.errors import Diverged, DoesNotFit, UserError
+from bertsmith.core.errors import Diverged, DoesNotFit, UserError, in_file
 from bertsmith.core.files import locked
 from bertsmith.studies.cells import (
     FAILURE,
@@ -360,9 +360,9 @@ def run_cell(
             if isinstance(error, DoesNotFit) and not has_all:
                 sys.exit(TOO_LARGE)
             # A key that is no part of the cell may have another value next time, and a GPU more memory.
-            of_cell = error.where in stage.facts["recipe"] and error.where not in OF_THE_MACHINE
+            of_cell = error.key in stage.facts["recipe"] and error.key not in OF_THE_MACHINE
             repeats = isinstance(error, Diverged) or (of_cell and not isinstance(error, DoesNotFit))
-            cells.end(stage, Failure(error.line(), where=stage.name, repeats=repeats))
+            cells.end(stage, Failure(error.spelled(in_file).line(), where=stage.name, repeats=repeats))
             return
         if result is None:
             sys.exit(STOPPED)

@@ -107,8 +107,8 @@ def answered(recipe: Section, *, device: Device) -> Section:
     """
     run = cast(Any, recipe).run
     if run.device == "cuda" and device == "cpu":
-        what, remedy = "cuda, and the study has no GPU", "set it to auto or cpu, or give --devices"
-        raise UserError(what, where="run.device", remedy=remedy)
+        what, remedy = "cuda, and the study has no GPU", "set it to auto or cpu, or give `devices`"
+        raise UserError(what, key="run.device", remedy=remedy)
     device = device if run.device == "auto" else run.device
     on_gpu = device == "cuda"
     answers: dict[str, str] = {

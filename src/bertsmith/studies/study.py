@@ -135,8 +135,8 @@ def _check(trials: Sequence[Trial], stages: Iterable[Stage], places: Places) -> 
         raise UserError(f"no trial can run: {failure.reason}", remedy="change the study")
     if places.together > 1 and any(stage.by_clock for stage in stages):
         what = "a budget in minutes depends on the neighbours of a run"
-        remedy = "give budgets in steps, tokens or epochs, or leave --together out"
-        raise UserError(what, where="--together", remedy=remedy)
+        remedy = "give budgets in steps, tokens or epochs, or leave `together` out"
+        raise UserError(what, key="together", remedy=remedy)
 
 
 def _lock(handle: int, out: Path) -> None:
@@ -223,7 +223,7 @@ def plan_of(study: Study, cells: Cells, places: Places) -> dict[str, Any]:
 
 def read_status(out: Path) -> dict[str, Any]:
     """Return how far the study in a folder is, and whether a process works on it now."""
-    facts = read_json(out / STATUS, remedy="give the folder of a study (--out of `bertsmith study run`)")
+    facts = read_json(out / STATUS, remedy="give the folder of a study (`out` of `bertsmith study run`)")
     handle = open_lock_file(out / LOCK)
     try:
         lock_for_this_process(handle)

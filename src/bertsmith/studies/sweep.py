@@ -195,7 +195,7 @@ def in_turn(trials: Sequence[Trial | PretrainingTrial], callback: ProgressCallba
         trial.check_same_run()
         study = replace(trial.folder, path=trial.folder.path.parent)
         if study.begun:  # opening the folder would give that run, not the best of these
-            what, remedy = "holds a single run, beside which no others can be kept", "give --out a new folder"
+            what, remedy = "holds a single run, beside which no others can be kept", "give `out` a new folder"
             raise UserError(what, where=str(study.path), remedy=remedy)
     results: list[Any] = []
     errors: list[UserError] = []
@@ -391,12 +391,10 @@ def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
         key, equals, listed = text.partition("=")
         found = [each.strip() for each in listed.split(",")]
         if not equals or not key.strip() or not all(found):
-            remedy = "write a key and its values: --sweep optim.peak_lr=1e-3,2e-3,4e-3"
-            raise UserError(f"{text!r} names no values of a key", where="--sweep", remedy=remedy)
+            remedy = "write a key and its values: `sweep=optim.peak_lr=1e-3,2e-3,4e-3`"
+            raise UserError(f"{text!r} names no values of a key", key="sweep", remedy=remedy)
         if key.strip() in values or len(set(found)) < len(found):
-            raise UserError(
-                f"{key.strip()} has a value twice", where="--sweep", remedy="give each value once"
-            )
+            raise UserError(f"{key.strip()} has a value twice", key="sweep", remedy="give each value once")
         values[key.strip()] = found
     return grid_points(values)
 
@@ -420,7 +418,7 @@ def trials_of(
         trials.append(PretrainingTrial(name, recipe, out / name, store))
     if len({trial.out for trial in trials}) < len(trials):
         what, remedy = "two runs of the sweep have one name", "sweep over other keys"
-        raise UserError(what, where="--sweep", remedy=remedy)
+        raise UserError(what, key="sweep", remedy=remedy)
     return trials
 
 

@@ -45,10 +45,10 @@ def check_classes(task: Task, examples: Sequence[Example]) -> None:
     numbers = [_number_in(label) for label in counts]
     many_numbers = len(counts) > MAX_NUMBERS and rows < MIN_PER_NUMBER * len(counts)
     if many_numbers and None not in numbers:
-        remedy = "add --kind regress to learn numbers; if they are names of classes, write them as words"
+        remedy = "add `kind=regress` to learn numbers; if they are names of classes, write them as words"
         raise UserError(f"{found}, all of them numbers", where=examples[0].where, remedy=remedy)
     if len(counts) > max(MAX_SINGLE_CLASSES, MAX_FRACTION_OF_CLASSES * rows):
-        remedy = "name the column of the classes with --label, or --kind multilabel with its --separator"
+        remedy = "name the column of the classes with `label`, or `kind=multilabel` with its `separator`"
         raise UserError(f"{found}: hardly any class has two", where=examples[0].where, remedy=remedy)
 
 

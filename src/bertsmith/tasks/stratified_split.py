@@ -50,7 +50,7 @@ def held_back_fold(
     """
     if len(examples) < max(MIN_ROWS_TO_SPLIT, 2 * folds):
         what = f"{len(examples)} rows are too few for {folds} folds"
-        raise UserError(what, where="--folds", remedy="take fewer folds, or more rows")
+        raise UserError(what, key="folds", remedy="take fewer folds, or more rows")
     parts = held_back(examples, dev_fraction=0.0, test_fraction=test_fraction)
     rest = [each for each in examples if each.key not in parts]
     left = Counter(label for each in rest for label in each.label_names)

@@ -34,16 +34,16 @@ class TableFormat:
         mark = _SPELLED.get(delimiter, delimiter)
         if len(mark) > 1 or mark in ('"', "\n", "\r"):
             remedy = "give one character, such as ';', or tab"
-            raise UserError(f"{delimiter!r} cannot part cells", where="--delimiter", remedy=remedy)
+            raise UserError(f"{delimiter!r} cannot part cells", key="delimiter", remedy=remedy)
         try:
             io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8")
         except LookupError as error:
             remedy = "name one such as cp1252, latin-1 or utf-16"
-            raise UserError(f"unknown encoding {encoding!r}", where="--encoding", remedy=remedy) from error
+            raise UserError(f"unknown encoding {encoding!r}", key="encoding", remedy=remedy) from error
         names = tuple(name.strip() for name in columns.split(",")) if columns else ()
         if not all(names) or len(set(names)) < len(names):
-            remedy = "name every column once, in the order of the file: --columns text,label"
-            raise UserError(f"{columns!r} does not name columns", where="--columns", remedy=remedy)
+            remedy = "name every column once, in the order of the file: `columns=text,label`"
+            raise UserError(f"{columns!r} does not name columns", key="columns", remedy=remedy)
         return cls(mark, encoding, names)
 
 

@@ -41,7 +41,7 @@ _SHOWN_COLUMNS = 20
 _SHOWN_CHARACTERS = 60
 _ROWS_AT_ONCE = 4096
 _TORN = re.compile(r"[\udc80-\udcff]")  # single bytes as decoded by Python (PEP 383)
-NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv), or name its --encoding"
+NOT_UTF8, CONVERT = "is not UTF-8 text", "convert it to UTF-8 (iconv), or name its `encoding`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def rows_of(
     suffix = bare_suffix(path)
     if suffix in _SELF_DESCRIBED:
         if form.delimiter or form.columns:
-            what, remedy = f"a {suffix} file names its columns itself", "leave out --delimiter and --columns"
+            what, remedy = f"a {suffix} file names its columns itself", "leave out `delimiter` and `columns`"
             raise UserError(what, where=str(path), remedy=remedy)
         return _SELF_DESCRIBED[suffix](path, columns, form)
     if form.columns:
@@ -197,7 +197,7 @@ def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str
 
 def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     if form.encoding:
-        raise UserError("a Parquet file is UTF-8", where=str(path), remedy="leave out --encoding")
+        raise UserError("a Parquet file is UTF-8", where=str(path), remedy="leave out `encoding`")
     try:
         from pyarrow import ArrowException  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -227,7 +227,7 @@ def numbered_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, bytes]
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
             _check_line(line, f"{path}:{number}")
             if number == 1 and line.startswith(_UTF16_MARKS):
-                remedy = "convert it: iconv -f UTF-16 -t UTF-8; tables of your own take --encoding utf-16"
+                remedy = "convert it: iconv -f UTF-16 -t UTF-8; tables of your own take `encoding=utf-16`"
                 raise UserError("is UTF-16 text", where=str(path), remedy=remedy)
             yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
 
@@ -241,7 +241,7 @@ def _recoded_lines(path: Path, encoding: str) -> Iterator[tuple[int, bytes]]:
                 yield number, (line.removeprefix("\ufeff") if number == 1 else line).encode("utf-8")
         except UnicodeError as error:
             what = f"is not {encoding} text ({error})"
-            remedy = "name another --encoding, or leave it out for UTF-8"
+            remedy = "name another `encoding`, or leave it out for UTF-8"
             raise UserError(what, where=f"{path}:{number + 1}", remedy=remedy) from error
 
 
@@ -284,7 +284,7 @@ def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[st
     if columns.headless and not is_header:
         _refuse_missing(columns.headless, columns.needed, where)
         return columns.headless, False
-    _refuse_missing(names, columns.needed, where, advice="; a file without a header takes --columns a,b,c")
+    _refuse_missing(names, columns.needed, where, advice="; a file without a header takes `columns=a,b,c`")
     twice = sorted(name for name in columns.needed if names.count(name) > 1)
     if twice:
         raise UserError(f"has two columns {twice[0]!r}", where=where, remedy="rename one of them")
@@ -304,7 +304,7 @@ def _other_delimiter(names: Sequence[str]) -> str:
     if not found:
         return ""
     spelled = "tab" if found[0] == "\t" else f"'{found[0]}'"
-    return f"; its cells seem to be parted by {DELIMITERS[found[0]]}: say --delimiter {spelled}"
+    return f"; its cells seem to be parted by {DELIMITERS[found[0]]}: say `delimiter={spelled}`"
 
 
 def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLine:
@@ -312,7 +312,7 @@ def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLin
         what = f"has {len(cells)} columns where {len(names)} are expected ({_listed(names)})"
         remedy = "mend the line: a separator is missing or stands inside of a text"
         if len(names) == 1:
-            remedy = "put texts that hold the delimiter into quotes, or say a --delimiter that no text holds"
+            remedy = "put texts that hold the delimiter into quotes, or say a `delimiter` that no text holds"
         return BadLine(what, where, remedy)
     return Row(dict(zip(names, cells, strict=True)), where)
 

@@ -120,7 +120,7 @@ def _sorted_out(found: Iterable[Example | BadLine], source: _Source, *, skip_bad
         elif skip_bad or isinstance(each, Undecided):
             skipped.append(each)
         else:
-            remedy = f"{each.remedy}, or leave such lines out with --skip-bad"
+            remedy = f"{each.remedy}, or leave such lines out with `skip_bad=True`"
             raise UserError(each.what, where=each.where, remedy=remedy)
     path = source.paths[0] if len(source.paths) == 1 else source.paths[0].parent
     return ReadSplit(tuple(examples), tuple(skipped), path)

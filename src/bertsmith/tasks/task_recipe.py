@@ -36,7 +36,7 @@ def finetuning_recipe_with_origins(
     lines = [
         *((of_task, line) for line in published),
         *options,
-        *(("--set", line) for line in overrides),
+        *(("`settings`", line) for line in overrides),
     ]
     for origin, line in lines:
         layer = layer_of_override(line, origin)

@@ -67,7 +67,7 @@ class VocabularySettings:
 
     def __post_init__(self) -> None:
         if self.kind in ("byte-bpe", "unigram") and self.unused:
-            remedy = "leave out --unused, or learn a WordPiece vocabulary"
+            remedy = "leave out `unused`, or learn a WordPiece vocabulary"
             name = {"byte-bpe": "byte-level BPE", "unigram": "a unigram vocabulary"}[self.kind]
             raise UserError(f"{name} has no [unused] pieces", remedy=remedy)
 
@@ -161,7 +161,7 @@ def _learn_unigram(words: Mapping[str, int], settings: VocabularySettings) -> tu
     start = len(_ALBERT_SPECIAL) + len(kept)
     if start > settings.size:
         what = f"a vocabulary of {settings.size} cannot hold the {start} special and one-character pieces"
-        raise UserError(what, remedy="ask for a larger one (--size) or for fewer characters (--alphabet)")
+        raise UserError(what, remedy="ask for a larger one (`size`) or for fewer characters (`alphabet`)")
     scale = min(1.0, _UNIGRAM_WORDS / sum(words.values()))
     trainer = trainers.UnigramTrainer(
         vocab_size=settings.size,
@@ -206,8 +206,8 @@ def _grow(
         what = (
             f"a vocabulary of {settings.size} cannot hold the {len(start)} special and one-character pieces"
         )
-        larger = "ask for a larger one (--size)"
-        fewer = "" if settings.kind == "byte-bpe" else " or for fewer characters (--alphabet)"
+        larger = "ask for a larger one (`size`)"
+        fewer = "" if settings.kind == "byte-bpe" else " or for fewer characters (`alphabet`)"
         raise UserError(what, remedy=larger + fewer)
     pieces, merges = dict.fromkeys(start), []
     inside = "" if settings.kind == "byte-bpe" else INSIDE

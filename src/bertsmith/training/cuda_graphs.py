@@ -111,6 +111,8 @@ class StepFacts:
     """True if the objective is one graph: an LSTM cannot be part of one."""
     recompute: bool = False
     spike_factor: float | Literal["off"] = "off"
+    over_the_step: bool = False
+    """True if the loss compares the rows of a whole step."""
     followed: bool = False
     """True if Python changes the weights after each step."""
 
@@ -124,6 +126,8 @@ def why_not_recorded(facts: StepFacts) -> str:
         f"precision is {facts.precision}, not bf16": facts.precision != "bf16",
         f"{facts.algorithm} reads numbers back": not OPTIMIZERS[facts.algorithm].recordable,
         "gradients come from other processes": facts.processes > 1,
+        # Which rows are not filler is read back, and so is the dropout of each pass.
+        "the loss compares the rows of a whole step": facts.over_the_step,
         "dropout's random state is read back where layers are recomputed": facts.recompute,
         "run.spike_factor reads the gradient norm back": facts.spike_factor != "off",
         "the weights are changed after each step": facts.followed,

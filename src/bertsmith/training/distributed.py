@@ -79,6 +79,23 @@ class World:
         """True if the flag is set in any process."""
         return self.sum([float(flag)])[0] > 0
 
+    def gathered(self, rows: Tensor) -> tuple[Tensor, slice]:
+        """Return the rows of all processes, in the order of ranks and without a graph, and the own slice.
+
+        Processes may have different numbers of rows. They are exchanged on the run's device.
+        """
+        if self.size == 1:
+            return rows.detach().clone(), slice(0, len(rows))
+        own = [float(len(rows) * (rank == self.rank)) for rank in range(self.size)]
+        counts = [int(count) for count in self.sum(own)]
+        sent = rows.new_zeros((max(counts), *rows.shape[1:]))
+        sent[: len(rows)] = rows.detach()
+        parts = [torch.empty_like(sent) for _ in counts]
+        distributed.all_gather(parts, sent)
+        first = sum(counts[: self.rank])
+        every = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        return every, slice(first, first + len(rows))
+
     def broadcast(self, value: float) -> float:
         """Return the main process's value."""
         if self.size == 1:
@@ -347,10 +364,10 @@ def _chosen_device(device: Literal["auto", "cpu", "cuda"], local_rank: int) -> t
     if device == "cpu" or (device == "auto" and count == 0):
         return torch.device("cpu")
     if count == 0:
-        raise UserError("torch sees no CUDA GPU", where="run.device", remedy="set it to auto or cpu")
+        raise UserError("torch sees no CUDA GPU", key="run.device", remedy="set it to auto or cpu")
     if local_rank >= count:
         what = f"more processes on this machine than its {count} GPU{'s' if count > 1 else ''}"
-        raise UserError(what, remedy=f"start torchrun with --nproc-per-node {count}")
+        raise UserError(what, remedy=f"start torchrun with `nproc_per_node={count}`")
     chosen = torch.device("cuda", local_rank)
     torch.cuda.set_device(chosen)
     return chosen

@@ -209,5 +209,5 @@ def _reporting_write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        what, remedy = f"cannot be written ({error.strerror})", "free disk space or choose another --out"
+        what, remedy = f"cannot be written ({error.strerror})", "free disk space or choose another `out`"
         raise UserError(what, where=str(path), remedy=remedy) from error

@@ -31,7 +31,7 @@ FOR_PEOPLE = {".md", ".png", ".jsonl"}
 PARTIAL = ".partial"
 """Ending of the names of files that are being written (core/files.py)."""
 MAX_DIFFERENCES = 6
-OTHER_RUN = "give --out a new folder, or take the change back"
+OTHER_RUN = "give `out` a new folder, or take the change back"
 Block = list[str]
 """Lines of one block of the card; blocks are separated by a blank line."""
 
@@ -137,7 +137,7 @@ class RunFolder:
             file.name in known or file.name.endswith(PARTIAL) for file in self.path.iterdir()
         ):
             return
-        remedy = "give --out a new folder, or that of a run to resume"
+        remedy = "give `out` a new folder, or that of a run to resume"
         raise UserError("holds files but no run", where=str(self.path), remedy=remedy)
 
     def check_same_run(
@@ -156,7 +156,7 @@ class RunFolder:
         self.check_no_unknown_files()
         if not self.begun:
             return
-        known = begun_with() if begun_with else read_json(self.config, remedy="give --out a new folder")
+        known = begun_with() if begun_with else read_json(self.config, remedy="give `out` a new folder")
         found = differences({key: known.get(key, {}) for key in asked}, asked)
         changed = [replace(each, key=each.key.removeprefix("recipe.")) for each in found]
         changed = [each for each in changed if each.key not in free]
@@ -205,7 +205,7 @@ def _lock(folder: Path) -> int:
         os.close(handle)
         held = isinstance(error, BlockingIOError | PermissionError)
         what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
-        remedy = "wait for it or stop it, or give --out another folder"
+        remedy = "wait for it or stop it, or give `out` another folder"
         raise UserError(what, where=str(folder), remedy=remedy) from error
     return handle
 

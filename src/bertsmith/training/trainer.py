@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -29,7 +30,8 @@ from bertsmith.model.kernels.torch_internals import (
 )
 from bertsmith.packed import copied_to_host
 from bertsmith.training.cuda_graphs import RecordedMicro, StepGraphs
-from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm
+from bertsmith.training.distributed import ALONE, World, accumulating, gradient_norm, unwrapped
+from bertsmith.training.step_losses import OverTheStep, gradients_over_step, seed_dropout
 from bertsmith.training.weight_average import WeightAverage
 
 NORMS_REMEMBERED = 128
@@ -314,9 +316,7 @@ def launch_step(trainer: Trainer, step: StepInput) -> PendingStep:
             group["lr"] = rate
     # Seeded for each step, so that a resumed run has the same dropout as an uninterrupted one.
     seed = key_of(trainer.seed, "dropout", step.progress.step, trainer.world.rank)
-    # Without a GPU torch.manual_seed records the whole call stack, once for every kind of device.
-    seeded = torch.default_generator if trainer.world.device.type == "cpu" else torch
-    seeded.manual_seed(seed)
+    seed_dropout(seed, trainer.world.device)
     rollbacks = trainer.guard.rollbacks
     if trainer.runs_ahead:
         return PendingStep(step, *copied_to_host(_learn_ahead(trainer, step)), None, rollbacks)
@@ -379,19 +379,22 @@ def _loss_scales(trainer: Trainer, step: StepInput) -> Tensor:
 
 def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -> Tensor:
     """Compute all gradients and their clipping; return their norm before it and the objective's sums."""
-    world, optimizer = trainer.world, trainer.optimizer
+    world, optimizer, objective = trainer.world, trainer.optimizer, unwrapped(trainer.objective)
     optimizer.zero_grad(set_to_none=True)
     loss_scales = loss_scales.to(world.device, non_blocking=True)
-    total: Tensor | None = None
-    dtype = DTYPES[trainer.precision]
-    for number, micro in enumerate(micros, start=1):
-        batch = micro.to(world.device, non_blocking=True)
-        with accumulating(trainer.objective, last=number == len(micros)), blas_products(dtype, world.device):
-            with autocast(world.device, trainer.precision):
-                loss, sums = trainer.objective(batch, loss_scales)
-            (loss if trainer.scaler is None else trainer.scaler.scale(loss)).backward()
-        total = sums if total is None else total + sums
-    assert total is not None, "a step has at least one micro-batch"
+    batches = (micro.to(world.device, non_blocking=True) for micro in micros)
+    assert micros, "a step has at least one micro-batch"
+    if isinstance(objective, OverTheStep):
+        total = _gradients_over_step(trainer, objective, list(batches), loss_scales)
+    else:
+        parts = []
+        for number, batch in enumerate(batches, start=1):
+            with _passing(trainer, number == len(micros)):
+                with autocast(world.device, trainer.precision):
+                    loss, sums = trainer.objective(batch, loss_scales)
+                torch.autograd.backward(_scaled(trainer, loss))
+            parts.append(sums)
+        total = sum(parts[1:], start=parts[0])
     if trainer.scaler is not None:
         trainer.scaler.unscale_(optimizer)  # in place, so that norm and clipping see true gradients
     norm = gradient_norm(trainer.parameters())
@@ -403,6 +406,36 @@ def _gradients(trainer: Trainer, micros: Sequence[Micro], loss_scales: Tensor) -
         nn.utils.clip_grads_with_norm_(trainer.parameters(), trainer.clip_norm, norm)
     total = total.double()
     return torch.cat((norm[None].to(total), total))
+
+
+def _gradients_over_step(
+    trainer: Trainer, objective: OverTheStep, batches: Sequence[Any], loss_scales: Tensor
+) -> Tensor:
+    """Compute the gradients of a loss over the rows of a step; return the objective's sums."""
+
+    def forward(batch: Any) -> tuple[Tensor, Tensor]:
+        with autocast(trainer.world.device, trainer.precision):
+            rows_S, is_real_S = trainer.objective(batch, loss_scales)
+        return rows_S, is_real_S
+
+    def loss_of(rows_Z: Tensor) -> tuple[Tensor, Tensor]:
+        loss, sums_ZN = objective.of_step(rows_Z, loss_scales)
+        return _scaled(trainer, loss), sums_ZN
+
+    passing = partial(_passing, trainer)
+    return gradients_over_step(forward, loss_of, batches, world=trainer.world, passing=passing)
+
+
+@contextmanager
+def _passing(trainer: Trainer, last: bool) -> Iterator[None]:
+    """The forward and backward pass of a micro-batch; after a step's last one, ranks exchange gradients."""
+    dtype = DTYPES[trainer.precision]
+    with accumulating(trainer.objective, last=last), blas_products(dtype, trainer.world.device):
+        yield
+
+
+def _scaled(trainer: Trainer, loss: Tensor) -> Tensor:
+    return loss if trainer.scaler is None else trainer.scaler.scale(loss)
 
 
 def choose_precision(
@@ -418,11 +451,11 @@ def choose_precision(
         precision = "fp32"
     if precision == "fp16" and not on_gpu:
         what, remedy = "fp16 is for a GPU", "set it to auto, fp32 or bf16"
-        raise UserError(what, where="run.precision", remedy=remedy)
+        raise UserError(what, key="run.precision", remedy=remedy)
     if precision == "fp16" and sharded:
         # torch's scaler looks for overflows in one process only, which under FSDP holds a shard.
         what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
-        raise UserError(what, where="run.precision", remedy=remedy)
+        raise UserError(what, key="run.precision", remedy=remedy)
     return precision
 
 

@@ -13,15 +13,16 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.corpus import corpus
+from bertsmith.cli.verb import Verb
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from tests.tokenizer_makers import PARAGRAPH, uncased_wordpiece
 
 app = Typer(add_completion=False, rich_markup_mode=None)
-app.command()(corpus)
+app.command(cls=Verb)(corpus)
 vocab_app = Typer()
-vocab_app.command()(vocab)
+vocab_app.command(cls=Verb)(vocab)
 
 PROGRAM = "from typer import run; from bertsmith.cli.corpus import corpus; run(corpus)"
 

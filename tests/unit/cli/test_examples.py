@@ -9,6 +9,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.examples import examples
+from bertsmith.cli.verb import Verb
 from bertsmith.core.errors import UserError
 from tests.command_line import bertsmith
 from tests.example_stores import random_store, wordpiece
@@ -24,7 +25,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def answer(*arguments: str) -> str:
     app = Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command()(examples)
+    app.command(cls=Verb)(examples)
     result = CliRunner().invoke(
         app, [*arguments], env={"COLUMNS": "90", "TERM": "dumb"}, catch_exceptions=False
     )

@@ -219,7 +219,11 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
     ("task", "words", "told"),
     [
         ("squad", (), "--quick: SQuAD 1.1 has no linear head to solve; leave it out"),
-        ("sst2", ("--minutes", "1"), "--quick --minutes: --quick takes no steps; leave one of them out"),
+        (
+            "sst2",
+            ("--minutes", "1"),
+            "--quick --minutes: a head that is solved takes no steps; leave one of them out",
+        ),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; leave --seeds"),
         ("sst2", ("--search", "3"), "--quick --search: a solved head is the same in every run"),
     ],
@@ -382,7 +386,7 @@ MISTAKES = {
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
         "there is nothing to tell apart: the examples have only the label 'x'",
     ),
-    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "--set text.longest=128"),
+    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "set --max-length 128"),
 }
 
 

@@ -8,11 +8,12 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.inspect import inspect
+from bertsmith.cli.verb import Verb
 from bertsmith.core.errors import UserError
 from tests import toy_tasks
 
 app = Typer(add_completion=False, rich_markup_mode=None)
-app.command()(inspect)
+app.command(cls=Verb)(inspect)
 
 
 def run(*arguments: object) -> str:

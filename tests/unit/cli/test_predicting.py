@@ -380,7 +380,7 @@ def test_a_model_of_another_kind_points_to_the_own_one(capsys, folders, verb):
     [
         (("fill", "none"), "bertsmith: the text: has no [MASK]; write [MASK] where a token is wanted"),
         (("fill", "snow " * 200 + "[MASK]"), "the text: has 203 tokens but the model takes 128; "),
-        (("fill", "snow " * 200 + "[MASK]"), "or add --truncate"),
+        (("fill", "snow " * 200 + "[MASK]"), "or pass --truncate"),
         (("fill", "a [MASK]", "--extend", 2, "--together"), "--extend and --together exclude each other"),
         (("fill", "a", "--extend", 2, "--top", 5), "--extend and --top exclude each other; leave one"),
         (

@@ -304,7 +304,7 @@ def test_a_long_line_is_rejected_by_its_number_or_cut(capsys, folders, file, tmp
     file.write_text("\n".join([*TEXTS[:2], "snow " * 200]))
     words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     line = mistake(capsys, *words)
-    assert f"{file}:3: has 202 tokens but the model takes 128; " in line and "or add --truncate" in line
+    assert f"{file}:3: has 202 tokens but the model takes 128; " in line and "or pass --truncate" in line
     assert bertsmith(capsys, *words, "--truncate").code == 0
     assert np.load(tmp_path / "v.npy").shape == (3, 64)
 

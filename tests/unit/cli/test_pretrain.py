@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from bertsmith.cli.pretrain import live_line, pretrain, show
 from bertsmith.cli.terminal import JsonProgress, LogProgress, progress_display
+from bertsmith.cli.verb import Verb
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.masked_language_modelling import declare_words
@@ -27,7 +28,7 @@ from tests.commands import commanded
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store, without_pictures
 
 app = Typer()
-app.command()(pretrain)
+app.command(cls=Verb)(pretrain)
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_both_budgets_are_rejected(store, tmp_path):
     "arguments", [("--steps", "0"), ("--minutes", "0"), ("--steps", "-3"), ("--minutes", "nan")]
 )
 def test_a_budget_of_nothing_is_rejected_by_the_name_of_its_option(store, tmp_path, arguments):
-    with pytest.raises(UserError, match=f"^{arguments[0]}: .*is no budget"):
+    with pytest.raises(UserError, match=rf"^{arguments[0]}: run\.\w+ = \S+ is invalid"):
         run(store, tmp_path / "run", *arguments)
 
 
@@ -348,7 +349,7 @@ def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, mo
     [
         (("auto", "--sweep", "optim.peak_lr=1e-3,2e-3"), "--sweep: auto chooses one recipe"),
         (("auto", "--minutes", "1", "--tokens", "5"), "--tokens and --minutes: a run has one budget"),
-        (("auto", "--tokens", "0"), "--tokens: 0 is no budget"),
+        (("auto", "--tokens", "0"), "--tokens: run.tokens = 0 is invalid"),
         (("auto", "--size", "huge"), "--size: 'huge' is not a valid choice"),
         (("auto", "--objective", "sop"), "--objective: 'sop' is not a valid choice"),
         (("auto", "--from", "somewhere"), "--from: auto trains from scratch"),

@@ -13,13 +13,14 @@ import pytest
 from typer import Typer
 from typer.testing import CliRunner
 
+from bertsmith.cli.verb import Verb
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import PARAGRAPH
 
 app = Typer()
-app.command()(vocab)
+app.command(cls=Verb)(vocab)
 
 PROGRAM = "from typer import run; from bertsmith.cli.vocab import vocab; run(vocab)"
 A_MEGABYTE = f"{PARAGRAPH}\n".encode() * 1600

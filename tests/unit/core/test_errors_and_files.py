@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bertsmith.core import progress as progress_room
-from bertsmith.core.errors import Remedy, UserError
+from bertsmith.core.errors import TRUNCATE, UserError
 from bertsmith.core.files import atomic_folder, atomic_path, check_not_taken, read_json, write_json
 from bertsmith.core.progress import progress_bar, progress_within
 
@@ -19,10 +19,10 @@ def test_an_error_is_one_line_of_where_what_and_remedy():
 
 
 def test_an_error_carries_the_input_it_is_about_as_data():
-    error = UserError("is empty", index=3, remedy=Remedy.TRUNCATE)
-    assert error.line() == "text 3: is empty; shorten it, split it, or pass truncate=True"
+    error = UserError("is empty", index=3, remedy=TRUNCATE)
+    assert error.line() == "text 3: is empty; shorten it, split it, or pass `truncate=True`"
     moved = replace(error, field="question", index=error.index + 2)
-    assert (moved.field, moved.index, moved.remedy) == ("question", 5, Remedy.TRUNCATE)
+    assert (moved.field, moved.index, moved.remedy) == ("question", 5, TRUNCATE)
     assert str(moved).startswith("question 5: ")
     assert str(replace(error, where="line 7 of a.txt")).startswith("line 7 of a.txt: is empty")
 
@@ -132,7 +132,7 @@ def test_a_place_is_taken_unless_it_is_an_empty_folder(tmp_path):
     check_not_taken(tmp_path / "new")
     (tmp_path / "file").write_text("")
     for taken in (tmp_path, tmp_path / "file"):
-        with pytest.raises(UserError, match="is there already; choose another --out, or remove it first"):
+        with pytest.raises(UserError, match="is there already; choose another `out`, or remove it first"):
             check_not_taken(taken)
 
 

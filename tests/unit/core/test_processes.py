@@ -86,7 +86,7 @@ def test_a_mistake_of_the_user_comes_through_whole() -> None:
 
 
 def test_a_worker_that_dies_is_reported() -> None:
-    with pytest.raises(UserError, match="a worker process died; use fewer --workers if memory ran out"):
+    with pytest.raises(UserError, match="a worker process died; use fewer `workers` if memory ran out"):
         list(results_of(die_at_three))
 
 

@@ -52,7 +52,7 @@ def test_a_mistake_of_the_user_comes_through_whole(workers: int) -> None:
 
 def test_a_worker_that_is_killed_is_reported() -> None:
     with (
-        pytest.raises(UserError, match="a worker process died; use fewer --workers if memory ran out"),
+        pytest.raises(UserError, match="a worker process died; use fewer `workers` if memory ran out"),
         closing(results_in_order(range(1000), job(double_slowly), Workers(2))) as results,
     ):
         next(results)

@@ -130,7 +130,7 @@ def test_invalid_utf8_is_rejected_with_its_line_and_byte(tmp_path):
     content = b"\xef\xbb\xbfFine.\n\nsch\xf6n\n"
     path = written(tmp_path / "a.txt", content)
     assert complaint(path).startswith(f"{path}:3: is not UTF-8 text (byte {content.index(0xF6)}); convert it")
-    assert "--encoding-errors replace" in complaint(path)
+    assert "`encoding_errors=replace`" in complaint(path)
 
 
 def test_invalid_utf8_in_a_later_block_is_rejected_with_its_line_in_the_file(tmp_path):
@@ -144,7 +144,7 @@ def test_invalid_utf8_is_replaced_if_asked(tmp_path):
 
 def test_files_of_other_kinds_are_distinguished(tmp_path):
     assert "is UTF-16 text; convert it" in complaint(written(tmp_path / "a.txt", "Text".encode("utf-16")))
-    assert "say --format parquet" in complaint(written(tmp_path / "b.txt", b"PAR1..."))
+    assert "say `format=parquet`" in complaint(written(tmp_path / "b.txt", b"PAR1..."))
     twice = written(tmp_path / "c.txt.gz", gzip.compress(lzma.compress(b"Text")))
     assert "is compressed inside; unpack it first" in complaint(twice)
 
@@ -277,7 +277,7 @@ def test_prose_that_begins_a_little_like_json_is_prose(tmp_path, text):
 def test_what_only_begins_as_json_lines_is_not_read_as_prose(tmp_path):
     path = written(tmp_path / "a.txt", '{\n  "text": "Spread over lines."\n}\n')
     assert complaint(path).endswith(
-        'write one object a line: {"text": "..."}, or say --format text if it is prose'
+        'write one object a line: {"text": "..."}, or say `format=text` if it is prose'
     )
 
 
@@ -291,10 +291,10 @@ def test_another_field_can_hold_the_text(tmp_path):
     [
         ('{"text": ', "is not valid JSON"),
         ('["text"]', "holds no JSON object"),
-        ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with --text: body, id"),
+        ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with `text`: body, id"),
         ('{"text": 3}', "field 'text' is no text"),
         ("[" * 100_000, "is not valid JSON"),
-        ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); say --encoding-errors replace"),
+        ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); say `encoding_errors=replace`"),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path, line, what):
@@ -348,7 +348,7 @@ def test_any_kind_of_text_column_is_read_in_blocks(tmp_path, kind):
 
 def test_a_column_that_is_missing_or_no_text_is_named(tmp_path):
     path = parquet(tmp_path / "a.parquet", body=["x"], id=[1])
-    assert complaint(path).endswith("has no column 'text'; choose one of its columns with --text: body, id")
+    assert complaint(path).endswith("has no column 'text'; choose one of its columns with `text`: body, id")
     assert "column 'id' is no text" in complaint(path, field="id")
 
 

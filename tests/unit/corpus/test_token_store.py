@@ -201,14 +201,14 @@ def test_units_that_are_not_there_are_asked_of_the_lexicon(tmp_path, tokenizer) 
 
 def test_a_store_is_never_written_over(folder, tokenizer) -> None:
     before = TokenStore.open(folder).hash
-    with pytest.raises(UserError, match="store: is there already; choose another --out"):
+    with pytest.raises(UserError, match="store: is there already; choose another `out`"):
         write_store(folder, [[[5]]], tokenizer)
     assert TokenStore.open(folder).hash == before
 
 
 def test_other_peoples_files_are_left_alone(tmp_path, tokenizer) -> None:
     (tmp_path / "diary.txt").write_text("dear diary")
-    with pytest.raises(UserError, match="is there already; choose another --out"):
+    with pytest.raises(UserError, match="is there already; choose another `out`"):
         write_store(tmp_path, [[[5]]], tokenizer)
 
 

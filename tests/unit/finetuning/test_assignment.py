@@ -48,14 +48,14 @@ def refusal_of(assignment):
 def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, model):
     line = complaint(toy_assignment("sst2", model, finished, "run.epochs=0.2", "run.seed=3"))
     assert "holds another run: run.epochs: 0.1 there, 0.2 now; run.seed: 0 there, 3 now;" in line
-    assert line.endswith("give --out a new folder, or take the change back")
+    assert line.endswith("give `out` a new folder, or take the change back")
 
 
 def test_who_wants_more_epochs_of_a_finished_run_is_told_how(finished, model):
     assignment = toy_assignment("sst2", model, finished, "run.epochs=0.3")
     line = complaint(assignment)
     assert "holds another run: run.epochs: 0.1 there, 0.3 now; " in line
-    assert line.endswith(f"start from it: --model {assignment.out} --out NEW --epochs MORE")
+    assert line.endswith(f"start from it: `model={assignment.out}` `out=NEW` `run.epochs=MORE`")
     further = replace(assignment, model=assignment.out, out=finished / "runs" / "further")
     assert finetune(further, Notebook()).finished
 
@@ -114,7 +114,7 @@ def test_examples_that_came_since_a_run_was_finished_are_noticed(model, tmp_path
     append(assignment.data / f"{split}.tsv", "the warm sun\t1\n")
     line = complaint(assignment)
     assert f"{split} of the examples has changed since" in line
-    assert line.endswith("give --out a new folder, or take the change back")
+    assert line.endswith("give `out` a new folder, or take the change back")
 
 
 def test_an_interrupted_run_does_not_go_on_with_other_examples(model, tmp_path):
@@ -161,7 +161,7 @@ def test_other_weights_under_the_same_name_are_rejected(tmp_path, named):
     weights = load_file(folder / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
     line = complaint(assignment)
-    assert "holds another run: model.safetensors of the model has changed since; give --out" in line
+    assert "holds another run: model.safetensors of the model has changed since; give `out`" in line
 
 
 def test_other_columns_of_ones_own_table_are_rejected(model, tmp_path):
@@ -179,7 +179,7 @@ def test_labels_that_were_learned_from_already_are_not_judged_anew(model, tmp_pa
     table.write_text("review,stars\n" + "".join(f"the cat {n},{n}.5\n" for n in range(40)))
     plain = toy_assignment("sst2", model, tmp_path, *SHORT)
     own = replace(plain, task=custom_task(CustomSpec("review", "stars")), data=table)
-    assert "all of them numbers; add --kind regress" in refusal_of(own)
+    assert "all of them numbers; add `kind=regress`" in refusal_of(own)
     with monkeypatch.context() as older, stop_at(0):  # as a version that did not look at labels
         older.setattr("bertsmith.finetuning.splits.check_classes", lambda *_: None)
         assert not finetune(own, Notebook()).finished

@@ -53,7 +53,7 @@ def test_an_interrupted_run_has_waited_as_long(model, tmp_path):
 
 
 def test_patience_for_weights_that_would_be_dropped_is_refused():
-    with pytest.raises(UserError, match=r"run\.patience .* run\.keep = best.*--set run\.keep=best"):
+    with pytest.raises(UserError, match=r"run\.patience .* run\.keep = best.*`run\.keep=best`"):
         finetuning_recipe(task_named("sst2"), ["run.patience=2"])
 
 

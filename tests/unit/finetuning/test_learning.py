@@ -109,7 +109,7 @@ def spoiled(model, tmp_path):
 
 
 def test_a_bad_line_stops_the_run_with_its_place(spoiled):
-    with pytest.raises(UserError, match=r"train\.tsv:162: has the unknown label 'lukewarm'.*--skip-bad"):
+    with pytest.raises(UserError, match=r"train\.tsv:162: has the unknown label 'lukewarm'.*`skip_bad=True`"):
         finetune(spoiled, Notebook())
 
 

@@ -128,13 +128,13 @@ def test_without_its_last_state_a_run_stays_as_it_is_and_the_message_says_what_t
     folder = tune("sst2", model, tmp_path, *SHORTER).folder
     (shard,) = folder.glob("checkpoints/step-*/*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert f"its last state is damaged; train its model further: --model {folder}" in refusal(
+    assert f"its last state is damaged; train its model further: `model={folder}`" in refusal(
         model, tmp_path, *LONGER
     )
     assert (folder / "result.json").is_file()
     shutil.rmtree(folder / "checkpoints")
     line = refusal(model, tmp_path, *LONGER)
-    assert line.endswith(f"start from it: --model {folder} --out NEW --epochs MORE")
+    assert line.endswith(f"start from it: `model={folder}` `out=NEW` `run.epochs=MORE`")
     assert tune("sst2", model, tmp_path, *SHORTER).finished
 
 

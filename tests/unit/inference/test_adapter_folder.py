@@ -230,7 +230,7 @@ def test_a_base_is_found_beside_the_adapter_by_its_name_or_where_it_is_said_to_b
     assert base_folder(theirs) == default_model()
     write_config(theirs, base_model_name_or_path="org/nowhere")
     with pytest.raises(
-        UserError, match=r"its base model 'org/nowhere' is not on this machine.*--base FOLDER"
+        UserError, match=r"its base model 'org/nowhere' is not on this machine.*`base=FOLDER`"
     ):
         load(theirs)
     assert load(theirs, device="cpu", base=folder).classify(TEXTS)
@@ -243,7 +243,7 @@ def test_a_base_is_found_beside_the_adapter_by_its_name_or_where_it_is_said_to_b
 @pytest.mark.parametrize("named", ["~nobody-of-this-name/base", "a\0b", "x" * 5000, "", None, 5, ["a"]])
 def test_a_base_that_cannot_be_a_folder_is_one_line(theirs, named):
     write_config(theirs, base_model_name_or_path=named)
-    with pytest.raises(UserError, match=r"adapter_config\.json: .*base model.*--base FOLDER"):
+    with pytest.raises(UserError, match=r"adapter_config\.json: .*base model.*`base=FOLDER`"):
         load(theirs)
 
 

@@ -8,11 +8,21 @@ from torch.nn import functional
 from bertsmith.cli.pretrain import live_line
 from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_loss
 from bertsmith.data.collate import PretrainingBatch
-from bertsmith.objectives.pretraining_objective import PretrainingObjective
+from bertsmith.objectives.pretraining_objective import StepObjective
 from bertsmith.objectives.registry import OBJECTIVES, ObjectiveSpec, declaration
 from bertsmith.training.curves import panels
 from tests.command_line import bertsmith
-from tests.tiny_runs import Listener, metrics_of, run_tiny, stop_at, tiny_recipe, tiny_store, without_pictures
+from tests.tiny_runs import (
+    Listener,
+    differing,
+    last_state,
+    metrics_of,
+    run_tiny,
+    stop_at,
+    tiny_recipe,
+    tiny_store,
+    without_pictures,
+)
 
 DECLARED = Declaration(
     (LossTerm("contrast_loss", "sequences", 0.5),),
@@ -22,25 +32,25 @@ DECLARED = Declaration(
         Metric("contrast_accuracy", of=mean("contrast_hits", "sequences"), short="found"),
     ),
     watched="contrast_accuracy",
+    over_the_step=True,
 )
 
 
-class Contrast(PretrainingObjective):
-    """A sequence is to be found among those of its micro-batch by itself under other dropout (SimCSE)."""
+class Contrast(StepObjective):
+    """A sequence is to be found among those of its step by itself under other dropout (SimCSE)."""
 
-    def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The cross-entropy over the sequences of a micro-batch, and how many are found."""
+    def rows(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
+        """Both vectors of each sequence [S, 2, D]."""
         encoder, layout = self.network.encoder, batch.inputs.layout
-        one_SD, other_SD = (encoder.sentence_states(encoder(batch.inputs), layout) for _ in range(2))
-        counts_S = layout.starts_S1[:-1] < batch.end_1
-        scores_SS = (one_SD @ other_SD.T).float().masked_fill(~counts_S, -torch.inf)
-        labels_S = torch.arange(len(scores_SS), device=scores_SS.device)
-        losses_S = functional.cross_entropy(scores_SS, labels_S, reduction="none")
-        hits_S = scores_SS.argmax(-1) == labels_S
-        return {
-            "contrast_loss": losses_S.where(counts_S, 0.0).sum(),
-            "contrast_hits": (hits_S & counts_S).sum(),
-        }
+        vectors = [encoder.sentence_states(encoder(batch.inputs), layout) for _ in range(2)]
+        return torch.stack(vectors, 1), layout.starts_S1[:-1] < batch.end_1
+
+    def of_rows(self, rows_Z: Tensor) -> dict[str, Tensor]:
+        """The cross-entropy over the sequences of a step, and which are found."""
+        scores_ZZ = rows_Z[:, 0] @ rows_Z[:, 1].T
+        labels_Z = torch.arange(len(scores_ZZ), device=scores_ZZ.device)
+        losses_Z = functional.cross_entropy(scores_ZZ, labels_Z, reduction="none")
+        return {"contrast_loss": losses_Z, "contrast_hits": scores_ZZ.argmax(-1) == labels_Z}
 
 
 @pytest.fixture
@@ -61,14 +71,14 @@ def test_a_run_reports_what_an_objective_declares_and_nothing_else(tmp_path, cap
         with stop_at(4):
             run_tiny(store, out, "examples.pairs=none")
         result = run_tiny(store, out, "examples.pairs=none", listener=listener)
-    shown = {"loss", "contrast_loss", "contrast_accuracy", "sequences"}
+    shown = {"loss", "contrast_loss", "contrast_accuracy", "sequences", "candidates"}
     assert result.held_out.keys() == shown
     for line in metrics_of(out):
         assert line["loss"] == pytest.approx(0.5 * line["contrast_loss"])
         assert {name for name in line if name in shown or "token_" in name or "fixed" in name} <= shown
     last = result.held_out
     assert 0 < last["contrast_accuracy"] <= 1 and last["contrast_loss"] < 5
-    told = f"step 8: held-out loss {last['loss']:.3f}, found {last['contrast_accuracy']:.1%}"
+    told = f"step 8: held-out loss {last['loss']:.3f}, found {last['contrast_accuracy']:.1%}, candidates 4"
     assert told in listener.notes
     line = live_line(DECLARED.own, listener.lines[-1])
     assert f"found {listener.lines[-1]['contrast_accuracy']:.1%}  " in line
@@ -80,6 +90,18 @@ def test_a_run_reports_what_an_objective_declares_and_nothing_else(tmp_path, cap
     assert "Fixed evaluation" not in card
     listed = bertsmith(capsys, "checkpoint", "list", out).out
     assert f"held-out contrast accuracy {last['contrast_accuracy']:.1%}" in listed
+
+
+@pytest.mark.usefixtures("_contrastive")
+def test_a_run_with_cached_gradients_resumes_to_the_bit(tmp_path):
+    store, settings = tiny_store(tmp_path), ("examples.pairs=none", "batch.micro_tokens=64")
+    with without_pictures():
+        run_tiny(store, tmp_path / "straight", *settings)
+        with stop_at(7):
+            assert run_tiny(store, tmp_path / "stopped", *settings).state == "stopped"
+        run_tiny(store, tmp_path / "stopped", *settings)
+    assert metrics_of(tmp_path / "stopped") == metrics_of(tmp_path / "straight")
+    assert not differing(last_state(tmp_path / "stopped"), last_state(tmp_path / "straight"))
 
 
 @pytest.mark.usefixtures("_contrastive")

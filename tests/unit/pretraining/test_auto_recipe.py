@@ -150,7 +150,7 @@ def test_a_budget_that_is_too_small_says_so():
         told = lines(
             choose(shapes, 60e6), load_recipe("speedrun-small", settings), MASKED.frequencies, measured=3
         )
-        assert "little more than how frequent words are; allow a larger budget" in told[4]
+        assert "little more than how frequent words are; allow more `run.minutes`" in told[4]
 
 
 def test_a_recipe_is_complete_and_told(store, tmp_path):
@@ -172,10 +172,10 @@ def test_a_size_keeps_its_shape(store, tmp_path, size):
 def test_an_unknown_size_or_objective_is_rejected_with_what_there_is(store, tmp_path):
     with pytest.raises(UserError, match="huge") as caught:
         auto_recipe(request(store, tmp_path / "run", size="huge"), lambda _: None)
-    assert "--size" in caught.value.line() and "tiny, mini, small, base" in caught.value.line()
+    assert "size: " in caught.value.line() and "tiny, mini, small, base" in caught.value.line()
     with pytest.raises(UserError, match="none") as caught:
         auto_recipe(request(store, tmp_path / "run", objective="none"), lambda _: None)
-    assert "--objective" in caught.value.line()
+    assert "objective: " in caught.value.line()
 
 
 def test_replaced_tokens_have_their_own_masking_and_half_of_the_rate(store, tmp_path):

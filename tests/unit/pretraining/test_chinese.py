@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 import bertsmith
 from bertsmith.cli.corpus import corpus
+from bertsmith.cli.verb import Verb
 from bertsmith.cli.vocab import vocab
 from bertsmith.corpus.token_store import TokenStore
 from tests.tiny_runs import run_tiny
@@ -34,7 +35,7 @@ def text(tmp_path: Path) -> Path:
 
 def run(command, *arguments: str | Path) -> None:
     app = Typer()
-    app.command()(command)
+    app.command(cls=Verb)(command)
     CliRunner().invoke(app, [str(word) for word in arguments], catch_exceptions=False)
 
 

@@ -336,7 +336,7 @@ def test_a_network_without_a_masked_head_grows_too(tmp_path):
 
 
 def test_words_to_add_without_a_model_to_add_them_to_are_rejected(store, tmp_path):
-    with pytest.raises(UserError, match=r"--add-words .*this run starts from scratch; give --from"):
+    with pytest.raises(UserError, match=r"start.add_words=.*starts from scratch; give `start.model`"):
         run_tiny(store, tmp_path / "run", f"start.add_words={tmp_path / 'words.txt'}")
     assert not (tmp_path / "run").exists()
 

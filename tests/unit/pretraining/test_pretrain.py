@@ -152,7 +152,7 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     assert snapshot(finished) == before
     assert listener.notes == [
         f"{finished} is finished already: nothing is left to do",
-        f"to train on from its model: --from {finished / 'model'} and a new --out",
+        f"to train on from its model: `start.model={finished / 'model'}` and a new `out`",
     ]
     assert (result.state, result.steps) == ("finished", 8)
     last = metrics_of(finished, "held-out")[-1]

@@ -55,7 +55,7 @@ def test_a_run_measures_pairs_beside_both_models(run):
 def test_who_asks_it_for_masked_words_is_sent_to_the_generator(run, capsys):
     line = mistake(capsys, "fill", "a [MASK]", "--model", run)
     assert "cannot predict words" in line
-    assert f"say --model {run / 'model' / 'generator'}, which made up the tokens" in line
+    assert f"say `model={run / 'model' / 'generator'}`, which made up the tokens" in line
 
 
 def test_the_generator_is_as_wide_and_has_half_of_the_layers(run):

@@ -58,7 +58,7 @@ def test_a_finished_run_says_how_to_train_on(store, tmp_path):
         run_tiny(store, tmp_path / "run", "run.steps=2")
     message = caught.value.line()
     assert "the run there is finished" in message and "run.steps: 1 there, 2 now" in message
-    assert f"--from {tmp_path / 'run' / 'model'} and a new --out" in message
+    assert f"`start.model={tmp_path / 'run' / 'model'}` and a new `out`" in message
     run_tiny(store, tmp_path / "longer", "run.steps=1", f"start.model={tmp_path / 'run' / 'model'}")
 
 
@@ -111,7 +111,7 @@ def test_too_few_steps_are_told_with_what_to_change(store, tmp_path):
     run_tiny(store, tmp_path / "run", "run.budget=minutes", "run.minutes=1e-6", listener=listener)
     (line,) = [note for note in listener.notes if "step of" in note]
     assert line.startswith("about 1 step of")
-    assert "too few to learn much" in line and "--minutes" in line and "--batch" in line
+    assert "too few to learn much" in line and "`run.minutes`" in line and "`batch.sequences`" in line
 
 
 def test_evaluations_take_a_small_part_of_a_run(store, tmp_path, monkeypatch):

@@ -158,7 +158,7 @@ def test_a_table_given_by_set_keeps_the_other_keys_of_its_section():
 
 @pytest.mark.parametrize("override", ["run.steps", "=3", ""])
 def test_set_without_a_key_or_a_value_is_rejected(override):
-    assert f"--set: {override!r} is not key=value" in refusal("bert-base", [override])
+    assert f"settings: {override!r} is not key=value" in refusal("bert-base", [override])
 
 
 def test_a_list_that_is_not_closed_is_not_taken_for_a_word():
@@ -172,8 +172,8 @@ def test_every_value_has_its_origin(file):
     path = file('base = "roberta-large"\n[optim]\nbeta1 = 0.8\npeak_lr = 1e-4\n')
     loaded = load_recipe_with_origins(path, ["optim.peak_lr=2e-4", "examples.pairs=none"])
     wanted = {
-        "optim.peak_lr": "--set",
-        "examples.pairs": "--set",
+        "optim.peak_lr": "`settings`",
+        "examples.pairs": "`settings`",
         "optim.beta1": str(path),
         "model.layers": "preset roberta-large",
         "optim.beta2": "preset roberta-base",
@@ -247,12 +247,12 @@ def test_settings_list_every_key_with_value_and_description():
     ],
 )
 def test_a_mistake_in_set_is_one_line_with_key_value_and_what_is_allowed(override, line):
-    assert refusal("roberta-base", [override]) == f"--set: {line}"
+    assert refusal("roberta-base", [override]) == f"settings: {line}"
 
 
 def test_an_unknown_key_with_no_near_one_is_answered_with_the_keys_there():
     line = refusal("bert-base", ["optim.xyzzy=1"])
-    assert line.startswith("--set: unknown key optim.xyzzy; keys there are algorithm, peak_lr, beta1")
+    assert line.startswith("settings: unknown key optim.xyzzy; keys there are algorithm, peak_lr, beta1")
 
 
 def test_a_mistake_in_a_file_names_the_file(file):
@@ -265,15 +265,15 @@ def test_a_mistake_in_a_file_names_the_file(file):
 def test_a_rule_between_keys_names_every_place_that_broke_it(file):
     path = file("[model]\nwidth = 100\n")
     assert refusal(path).startswith(f"{path}: model.heads = 12 does not divide model.width = 100")
-    assert refusal(path, ["model.heads=3"]).startswith(f"{path}, --set: model.heads = 3 does not divide")
+    assert refusal(path, ["model.heads=3"]).startswith(f"{path}, settings: model.heads = 3 does not divide")
     line = refusal("roberta-base", ["model.positions=128"])
-    assert line.startswith("preset roberta-base, --set: examples.stages ask for 512 tokens")
+    assert line.startswith("preset roberta-base, settings: examples.stages ask for 512 tokens")
 
 
 def test_a_rule_between_keys_says_what_to_do():
     line = refusal("bert-base", ["model.type=roberta"])
     rule = "model.type = roberta has no head for examples.pairs = nsp or sop"
-    assert line == f"--set: {rule}; set examples.pairs to full-sentences, doc-sentences or none"
+    assert line == f"settings: {rule}; set examples.pairs to full-sentences, doc-sentences or none"
 
 
 @pytest.mark.parametrize(
@@ -295,13 +295,13 @@ def test_a_rule_between_keys_says_what_to_do():
     ],
 )
 def test_a_setting_of_an_optimiser_schedule_or_average_that_is_not_taken_is_rejected(overrides, rule):
-    assert refusal("bert-base", overrides).startswith(f"--set: {rule}")
+    assert refusal("bert-base", overrides).startswith(f"settings: {rule}")
 
 
 def test_a_rule_that_names_no_written_key_tells_the_last_place_written():
     line = refusal("bert-base", ["examples.objective=left-to-right"])
-    assert line.startswith("--set: a one-sided objective has no sentence pairs")
-    assert "--set examples.pairs=none" in line
+    assert line.startswith("settings: a one-sided objective has no sentence pairs")
+    assert "`examples.pairs=none`" in line
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_an_embedding_width_may_be_written_as_the_number_it_is():
 
 def test_a_distilbert_made_of_a_bert_recipe_must_lose_its_segments():
     overrides = ["model.type=distilbert", "examples.pairs=none"]
-    assert refusal("bert-base", overrides).startswith("--set: model.segments = 2 would be lost")
+    assert refusal("bert-base", overrides).startswith("settings: model.segments = 2 would be lost")
     assert load_recipe("bert-base", [*overrides, "model.segments=0"]).model.segments == 0
 
 

@@ -156,5 +156,5 @@ def test_a_cell_keeps_the_threads_that_it_began_with_and_belongs_to_one_key(tmp_
     assert known.begin(cell, threads=2) == 2
     assert known.begin(cell, threads=8) == 2
     (known.folder(cell) / "cell.json").write_text('{"key": "another", "threads": 1}')
-    with pytest.raises(UserError, match="belongs to other work .* give the study another --cells"):
+    with pytest.raises(UserError, match="belongs to other work .* give the study another `cells`"):
         known.begin(cell, threads=1)

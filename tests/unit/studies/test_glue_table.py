@@ -93,7 +93,7 @@ def test_of_settings_that_are_tried_the_best_on_dev_counts(request_of_two, chang
 def test_a_bad_line_in_the_last_task_is_met_before_the_first_one_is_trained_on(request_of_two):
     with (request_of_two.data / "RTE" / "dev.tsv").open("a") as file:
         file.write("9\tthe cat\tthe dog\tperhaps\n")
-    with pytest.raises(UserError, match=r"RTE/dev\.tsv:42: has the unknown label 'perhaps'.*--skip-bad"):
+    with pytest.raises(UserError, match=r"RTE/dev\.tsv:42: has the unknown label 'perhaps'.*`skip_bad=True`"):
         glue(request_of_two, Notebook())
     assert not request_of_two.out.exists()
 

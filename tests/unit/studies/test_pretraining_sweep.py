@@ -11,6 +11,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.pretrain import pretrain
+from bertsmith.cli.verb import Verb
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.registry import declaration
@@ -19,7 +20,7 @@ from bertsmith.studies.sweep import draw_sweep, name_of, ranking, read_grid
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store
 
 app = Typer()
-app.command()(pretrain)
+app.command(cls=Verb)(pretrain)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +54,7 @@ def test_several_keys_make_a_grid():
 
 @pytest.mark.parametrize("text", ["optim.peak_lr", "=1e-3", "optim.peak_lr=", "optim.peak_lr=1e-3,,2e-3"])
 def test_a_sweep_without_values_is_rejected(text):
-    with pytest.raises(UserError, match="^--sweep: .*write a key and its values"):
+    with pytest.raises(UserError, match="^sweep: .*write a key and its values"):
         read_grid([text])
     with pytest.raises(UserError, match="has a value twice"):
         read_grid(["optim.peak_lr=1e-3,1e-3"])

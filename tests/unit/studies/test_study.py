@@ -269,7 +269,7 @@ def test_a_study_without_a_possible_trial_or_with_timed_neighbours_does_not_begi
         (
             own(place, OWN.replace("steps = 2", 'budget = "minutes"')),
             Places(together=2),
-            "--together: a budget",
+            "together: a budget",
         ),
     ):
         with pytest.raises(UserError, match=what):
@@ -288,7 +288,7 @@ def test_the_command_takes_the_cpu_where_it_is_told_to_though_there_is_a_gpu(pla
 
 @pytest.mark.parametrize("given", ["0,", "0,0", "0,cpu"])
 def test_an_odd_list_of_devices_is_told_in_a_line(place, given):
-    with pytest.raises(UserError, match="--devices: .* is no list of GPUs; write GPUs by number"):
+    with pytest.raises(UserError, match="devices: .* is no list of GPUs; write GPUs by number"):
         CliRunner().invoke(
             verb, ["run", str(place / "own.toml"), "--out", "o", "--devices", given], catch_exceptions=False
         )

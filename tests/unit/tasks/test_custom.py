@@ -168,7 +168,7 @@ def test_every_example_is_in_one_fold_and_classes_are_spread_evenly(tmp_path) ->
 
 def test_more_folds_than_a_file_can_fill_are_refused(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,label", *(f"text {n},{n % 2}" for n in range(12)))
-    with pytest.raises(UserError, match="--folds: 12 rows are too few for 7 folds"):
+    with pytest.raises(UserError, match="folds: 12 rows are too few for 7 folds"):
         parts(path, folds=7)
 
 

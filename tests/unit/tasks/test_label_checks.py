@@ -35,14 +35,14 @@ def test_labels_in_any_script_are_names():
 
 
 def test_a_column_of_numbers_is_no_column_of_classes():
-    line = "'price' has 250 different labels in 300 training rows, all of them numbers; add --kind regress"
+    line = "'price' has 250 different labels in 300 training rows, all of them numbers; add `kind=regress`"
     with pytest.raises(UserError, match=line):
         check_classes(task(), examples([f"{n % 250}.5" for n in range(300)]))
 
 
 @pytest.mark.parametrize("written", ["2,{:03}.48", "2.{:03},48"])
 def test_numbers_with_thousands_marks_are_numbers_too(written):
-    with pytest.raises(UserError, match="300 training rows, all of them numbers; add --kind regress"):
+    with pytest.raises(UserError, match="300 training rows, all of them numbers; add `kind=regress`"):
         check_classes(task(), examples([written.format(n) for n in range(300)]))
 
 

@@ -113,7 +113,7 @@ def test_a_ragged_line_is_reported_with_both_counts_and_the_next_is_read(tmp_pat
 def test_a_delimiter_in_the_only_column_is_answered_with_another_delimiter(tmp_path) -> None:
     (bad,) = bad_lines(written(tmp_path, "a.csv", "text\nhot, hotter\n"))
     assert bad.what == "has 2 columns where 1 are expected ('text')"
-    assert bad.remedy.endswith("or say a --delimiter that no text holds")
+    assert bad.remedy.endswith("or say a `delimiter` that no text holds")
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.parquet"])
@@ -126,7 +126,7 @@ def test_a_wrong_column_is_rejected_with_the_columns_there_are(tmp_path, name) -
     with pytest.raises(UserError) as told:
         list(rows_of(path, Columns(("review",))))
     assert told.value.what == "has no column 'review'"
-    advice = "; a file without a header takes --columns a,b,c" if name in ("a.tsv", "a.csv") else ""
+    advice = "; a file without a header takes `columns=a,b,c`" if name in ("a.tsv", "a.csv") else ""
     assert told.value.remedy == f"its columns are 'a', 'b'{advice}"
 
 
@@ -163,7 +163,7 @@ def test_a_record_of_csv_that_is_no_utf8_is_reported_and_the_next_is_read(tmp_pa
 @pytest.mark.parametrize(("header", "option"), [("text,stars", "','"), ("text;stars", "';'")])
 def test_a_tsv_with_another_delimiter_is_told_which_option_helps(tmp_path, header, option) -> None:
     path = written(tmp_path, "a.tsv", f"{header}\n")
-    with pytest.raises(UserError, match=f"its cells seem to be parted by .*: say --delimiter {option}"):
+    with pytest.raises(UserError, match=f"its cells seem to be parted by .*: say `delimiter={option}`"):
         list(rows_of(path, Columns(("text",))))
 
 
@@ -256,7 +256,7 @@ def test_a_headless_csv_is_read_with_the_delimiter_that_gives_its_columns(tmp_pa
 def test_what_describes_itself_takes_no_delimiter_and_no_columns(tmp_path) -> None:
     path = written(tmp_path, "a.jsonl", '{"a": 1}\n')
     for form in (TableFormat(delimiter=";"), TableFormat(columns=("a",))):
-        with pytest.raises(UserError, match="a .jsonl file names its columns itself; leave out --delimiter"):
+        with pytest.raises(UserError, match="a .jsonl file names its columns itself; leave out `delimiter`"):
             list(rows_of(path, form=form))
 
 
@@ -276,11 +276,11 @@ def test_a_broken_json_array_is_told_as_one(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"delimiter": ";;"}, "--delimiter: ';;' cannot part cells"),
+        ({"delimiter": ";;"}, "delimiter: ';;' cannot part cells"),
         ({"delimiter": '"'}, "cannot part cells"),
-        ({"encoding": "utf-9"}, "--encoding: unknown encoding 'utf-9'"),
+        ({"encoding": "utf-9"}, "encoding: unknown encoding 'utf-9'"),
         ({"encoding": "hex"}, "unknown encoding 'hex'"),
-        ({"columns": "a,,b"}, "--columns: 'a,,b' does not name columns"),
+        ({"columns": "a,,b"}, "columns: 'a,,b' does not name columns"),
         ({"columns": "a,a"}, "does not name columns"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_bad_line_ends_reading_with_a_way_out(tmp_path) -> None:
         texts(tmp_path)
     assert error.value.where == f"{tmp_path / 'dev.tsv'}:4"
     assert "has 1 columns where 2 are expected" in error.value.what
-    assert error.value.remedy.endswith("--skip-bad")
+    assert error.value.remedy.endswith("`skip_bad=True`")
 
 
 def test_bad_lines_are_skipped_and_counted_on_demand(tmp_path) -> None:
@@ -207,7 +207,7 @@ def test_the_list_of_tasks_tells_of_ones_own(name, remedy) -> None:
 def test_half_a_character_is_a_bad_line_like_others(tmp_path) -> None:
     lines = ('{"words": ["a", "b"]}', '{"words": ["a\\ud83d", "b"]}')
     (tmp_path / "dev.jsonl").write_text("\n".join(lines) + "\n")
-    with pytest.raises(UserError, match=r"dev\.jsonl:2: character 1 is a lone surrogate.*--skip-bad"):
+    with pytest.raises(UserError, match=r"dev\.jsonl:2: character 1 is a lone surrogate.*`skip_bad=True`"):
         read_split(task_named("tags"), tmp_path, "dev", skip_bad=False)
     read = read_split(task_named("tags"), tmp_path, "dev", skip_bad=True)
     assert (len(read.examples), [line.where for line in read.skipped]) == (1, [f"{tmp_path / 'dev.jsonl'}:2"])

@@ -173,9 +173,9 @@ def test_what_cannot_be_learned_is_rejected(text: str, settings: VocabularySetti
 
 def test_fewer_characters_are_not_advised_where_there_are_always_256() -> None:
     for kind, is_advised in (("wordpiece", True), ("byte-bpe", False)):
-        with pytest.raises(UserError, match="--size") as caught:
+        with pytest.raises(UserError, match="`size`") as caught:
             learn("a b c d", VocabularySettings(8, kind=kind))
-        assert ("--alphabet" in str(caught.value)) == is_advised
+        assert ("`alphabet`" in str(caught.value)) == is_advised
 
 
 def test_bytes_with_unused_pieces_are_rejected() -> None:

@@ -151,7 +151,7 @@ def test_a_worker_that_is_killed_is_reported() -> None:
     counting = word_counts.Counting(
         split_at_blank_lines, word_counts.BertWords("uncased"), batches_per_task=1
     )
-    with pytest.raises(UserError, match="a worker process died; use fewer --workers if memory ran out"):
+    with pytest.raises(UserError, match="a worker process died; use fewer `workers` if memory ran out"):
         word_counts.count_words(batches(), counting, workers=2)
 
 

@@ -26,6 +26,7 @@ def test_an_ordinary_step_in_bf16_on_a_gpu_is_recorded():
         ({"algorithm": "lamb"}, "lamb reads"),
         ({"processes": 2}, "other processes"),
         ({"recompute": True}, "recomputed"),
+        ({"over_the_step": True}, "rows of a whole step"),
         ({"spike_factor": 4.0}, "run.spike_factor"),
         ({"followed": True}, "changed after each step"),
         ({"encoders": [*GPU.encoders, SimpleNamespace(recordable=lambda _: False)]}, "flash attention"),

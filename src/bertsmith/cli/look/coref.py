@@ -50,7 +50,7 @@ def coref(
     scored = questions_of(bert, data, longest)
     chosen_on = scored if choose_on is None else questions_of(bert, choose_on, longest)
     if chosen_on.kinds != scored.kinds:
-        raise UserError("is of another format than --data", where=str(choose_on), remedy="give two of one")
+        raise UserError("is of another format than `data`", where=str(choose_on), remedy="give two of one")
     study = partial(study_coreference, scored=scored, chosen_on=chosen_on, seed=seed)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
     how = (

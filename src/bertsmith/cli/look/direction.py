@@ -43,7 +43,7 @@ def direction(
     from bertsmith.insight.random_control import of_untrained
 
     if (texts is None) == (data is None):
-        remedy = "give one of --input FILE and --data FOLDER"
+        remedy = "give one of `input=FILE` and `data=FOLDER`"
         raise UserError("it is not clear which texts to look at", remedy=remedy)
     bert, loss = looking.open_for_looking(model, device), None
     if data is not None:
@@ -64,8 +64,8 @@ def _task(bert: "Bert", model: Path | None, data: Path, device: str) -> "tuple[l
     from bertsmith.tasks.example_types import TextExample
 
     if model is None or bert.finetuned is None:
-        what, remedy = "only a fine-tuned model has a task to lose", "name its run with --model"
-        raise UserError(what, where="--data", remedy=remedy)
+        what, remedy = "only a fine-tuned model has a task to lose", "name its run with `model`"
+        raise UserError(what, key="data", remedy=remedy)
     file = predict_labelled([model], data, device=device)
     texts = [each.texts for each in file.examples if isinstance(each, TextExample)]
     if not texts:

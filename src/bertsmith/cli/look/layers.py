@@ -77,7 +77,7 @@ def changes(
 def _checked(out: Path) -> Path:
     if out.suffix.lower() != ".png":
         raise UserError(
-            "is no name of a picture", where=f"--out {out}", remedy="name a file that ends in .png"
+            "is no name of a picture", where=f"`out={out}`", remedy="name a file that ends in .png"
         )
     return out
 

@@ -14,7 +14,7 @@ from bertsmith.cli import options
 from bertsmith.cli.look import look_options as looking
 from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import print_json
-from bertsmith.core.errors import Remedy, UserError
+from bertsmith.core.errors import TRUNCATE, UserError
 from bertsmith.core.wording import counted
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def attention(
     except UserError as error:  # do not truncate: attention differs over half of a text
         if error.index is None:  # not about the text
             raise
-        remedy = "shorten it" if error.remedy == Remedy.TRUNCATE else error.remedy
+        remedy = "shorten it" if error.remedy == TRUNCATE else error.remedy
         raise replace(error, index=None, where="the text", remedy=remedy) from error
     write_view(place, "attention_view", data, title=title)
     echo(f"{len(data['tokens']):,} tokens, {data['layers']} layers of {data['heads']} heads -> {place}")
@@ -126,7 +126,7 @@ def words(
 
     place = _checked(out)
     if bool(text) == (texts is not None):
-        remedy = "give a text, or --input FILE"
+        remedy = "give a text, or `input=FILE`"
         raise UserError("it is not clear what to explain", remedy=remedy)
     given: list[TextOrPair] = (
         looking.texts_or_pairs(texts) if texts is not None else [(text, second) if second else text]
@@ -162,5 +162,5 @@ def _show(found: "Sequence[DecidingWords]", faithfulness: "Mapping[str, Faithful
 def _checked(out: Path, *others: str) -> Path:
     if out.suffix.lower() not in (".html", ".htm", *others):
         remedy = f"name a file that ends in {' or '.join(('.html', *others))}"
-        raise UserError("is no name of a page", where=f"--out {out}", remedy=remedy)
+        raise UserError("is no name of a page", where=f"`out={out}`", remedy=remedy)
     return out

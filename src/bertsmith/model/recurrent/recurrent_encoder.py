@@ -75,7 +75,7 @@ class RecurrentEncoder(Encoder):
     def word_views(self) -> tuple[WordView, ...]:
         """Return the state before a word, which knows all on its left, and the one behind, of its right."""
         width = self.words.embedding_dim
-        return WordView(-1, slice(0, width)), WordView(1, slice(width, None))
+        return WordView(-1, (0, width)), WordView(1, (width, 2 * width))
 
     # ---- what it is made of
 

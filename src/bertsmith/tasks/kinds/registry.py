@@ -33,7 +33,7 @@ def text_kind_named(name: str) -> TextKind:
     """Return the kind that a user chose for a table."""
     if name not in TEXT_KINDS:
         remedy = f"choose one of {', '.join(TEXT_KINDS)}"
-        raise UserError(f"unknown kind {name!r}", where="--kind", remedy=remedy)
+        raise UserError(f"unknown kind {name!r}", key="kind", remedy=remedy)
     return TEXT_KINDS[name]
 
 
