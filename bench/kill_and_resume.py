@@ -608,7 +608,8 @@ def kill_a_study(options: argparse.Namespace, folder: Path) -> int:
     }
     given = {"recipe": RECIPE, "store": options.store.resolve(), "table": table(folder), **values}
     file.write_text(STUDY.format(**given), encoding="utf-8")
-    words = ("study", "run", str(file), "--devices", "cpu", "--threads", "1", "--out", str(folder / "report"))
+    words = ("study", "run", str(file), "--devices", "cpu", "--threads", "1", "--keep-models")
+    words += ("--out", str(folder / "report"))
     alone = Job((*words, "--together", "1"), (), folder / "alone", out_option="--cells", is_run=False)
     beside = replace(alone, words=(*words, "--together", "2"), out=folder / "beside")
     seconds, wrong, known = finish(alone), list[str](), dict[Path, int]()

@@ -50,9 +50,9 @@ from bertsmith.pretraining.pretrain import pretrain as run_pretraining
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import value_text
+from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.sweep import (
     PretrainingTrial,
-    Stopped,
     grid_points,
     over_folds,
     ran_to_their_end,

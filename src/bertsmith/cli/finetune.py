@@ -416,7 +416,7 @@ def stoppable(
     study: "Callable[[ProgressCallback], Result]", line: Line = live_line, *, as_json: bool
 ) -> "Result":
     """Return the result of a study with its progress shown; if it is stopped, print in which run and exit."""
-    from bertsmith.studies.sweep import Stopped
+    from bertsmith.studies.scheduler import Stopped
 
     try:
         with progress_display(line, as_json=as_json) as callback:

@@ -15,7 +15,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from bertsmith.core.errors import UserError
+from bertsmith.core.errors import UserError, in_file
 from bertsmith.core.files import atomic_path, write_json
 from bertsmith.core.measures import Metric
 from bertsmith.core.seeds import stream
@@ -30,6 +30,7 @@ from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.schema import Recipe
+from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.stages import reporting_lack_of_memory
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.stratified_split import DEV
@@ -177,16 +178,6 @@ class Spread:
     runs: int
 
 
-class Stopped(Exception):
-    """A run of the study was asked to stop; finished runs are kept."""
-
-
-def check_no_stop(stop: StopRequested, name: str) -> None:
-    """Raise if the study was asked to stop, even in the last step of a run, before the next run."""
-    if stop.here:
-        raise Stopped(name)
-
-
 def in_turn(trials: Sequence[Trial | PretrainingTrial], callback: ProgressCallback) -> list[AnyResult]:
     """Run all unfinished trials one after the other, and return the results of all; raise if all failed."""
     refuse_several_processes("the runs of a study have one process each")
@@ -213,14 +204,14 @@ def in_turn(trials: Sequence[Trial | PretrainingTrial], callback: ProgressCallba
                 with reporting_lack_of_memory():
                     result: AnyResult = trial.run(callback, rule)
             except UserError as error:
-                callback.on_message(f"{trial.name} failed: {error.line()}")
+                reason = error.spelled(in_file).line()
+                callback.on_message(f"{trial.name} failed: {reason}")
                 errors.append(error)
-                result = trial.failed(error.line())
-            if not result.finished:
-                raise Stopped(trial.name)
+                result = trial.failed(reason)
             results.append(result)
-            if number < len(trials):
-                check_no_stop(stop, trial.name)
+            # Asked even in the last step of a run: the next one is not begun.
+            if not result.finished or (stop.here and number < len(trials)):
+                raise Stopped(trial.name)
     if len(errors) == len(trials):
         raise errors[0]
     return results

@@ -8,10 +8,10 @@ import pytest
 
 from bertsmith.cli.finetune import show_many
 from bertsmith.finetuning.finetune import FinetuningResult
+from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.sweep import (
     MEDIAN_STOPPING_NOTE,
     MedianStopping,
-    Stopped,
     best_of,
     over_grid,
     over_search,

@@ -10,10 +10,10 @@ from bertsmith.core.errors import Diverged, UserError
 from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.model_path import model_folder
+from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.sweep import (
     GRID,
     RATES,
-    Stopped,
     best_of,
     over_folds,
     over_grid,
