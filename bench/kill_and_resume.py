@@ -310,7 +310,7 @@ JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
     "export-all": exporting_checkpoints,
     "lora": tuning("--set", "head.encoder=lora"),
     "seeds": tuning("--seeds", "2"),
-    "search": tuning("--search", "3"),
+    "search": tuning("--random", "3"),
     "folds": tuning("--folds", "2"),
     "glue": glue,
     "look": looking,
@@ -659,7 +659,7 @@ def differing_cells(one: Path, other: Path) -> list[str]:
 def lasting_of_cell(cell: Path) -> dict[str, str]:
     """The hashes of what a cell came to, without who worked beside it.
 
-    Of failures only that they are there: a diverged run tells its step, which depends on where it was stopped.
+    Of failures only that they are there: the step at which a run diverged depends on where it was stopped.
     """
     kept = ("cell.json", "result.json", "run/model/model.safetensors", "run/predictions-")
     found = {name: each for name, each in contents(cell).items() if name.startswith(kept)}

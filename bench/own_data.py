@@ -8,7 +8,7 @@
 The sets of JUDGED are judged by their own test or dev rows; the rules for the defaults come from RULES.
 A cell is one set, a number of training rows, a model, a way and a seed, which draws the rows. A way
 is `defaults`, `probe` (--quick), `lora`, `paper` (3e-5, three passes, the first token, the last weights),
-`trial-0` to `trial-11` of `--search 12` (the best on dev is what the search finds), or `baseline`, which
+`trial-0` to `trial-11` of `--random 12` (the best on dev is what the search finds), or `baseline`, which
 needs no model. `-rate=2` and `-passes=0.5` multiply what the defaults chose, `-run.examples=16` sets a key,
 and `-penalty=1` is that of the head which tuning starts from. Finished cells are lines of rows.jsonl and are
 not run again.

@@ -15,20 +15,15 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
-from bertsmith.cli.finetune import OwnTable, own_task, published_task
-from bertsmith.cli.finetune import finetune as finetune_verb
+from bertsmith.cli.finetune import FinetuneRequest
 from bertsmith.cli.finetune import live_line as finetuning_line
-from bertsmith.cli.options import settings_of
-from bertsmith.cli.predict import evaluate as evaluate_verb
-from bertsmith.cli.predict import predict as predict_verb
-from bertsmith.cli.pretrain import check_auto
+from bertsmith.cli.pretrain import PretrainRequest
 from bertsmith.cli.pretrain import live_line as pretraining_line
-from bertsmith.cli.pretrain import pretrain as pretrain_verb
+from bertsmith.cli.request import function_of
 from bertsmith.cli.spelling import as_arguments
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.measures import Metric
-from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.finetune import finetune as run_finetuning
 from bertsmith.finetuning.predict import (
@@ -41,27 +36,19 @@ from bertsmith.finetuning.predict import (
     write_predictions,
 )
 from bertsmith.finetuning.predict import predict as run_prediction
-from bertsmith.finetuning.suited_settings import suited_recipe
-from bertsmith.inference.embedded_models import default_model
 from bertsmith.inference.loaded_model import Bert, Precision, load
 from bertsmith.objectives.registry import declaration
-from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
-from bertsmith.recipe.load import load_recipe
-from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.sweep import (
     PretrainingTrial,
-    grid_points,
-    over_folds,
+    best_of,
     ran_to_their_end,
     run_sweep,
     run_trials,
     spreads_of,
-    trials_of,
 )
-from bertsmith.tasks.catalogue import OWN
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.table_format import TableFormat
 from bertsmith.training.callbacks import ProgressCallback
@@ -86,7 +73,7 @@ class TrainingRun:
     steps: int
     seconds: float
     folds: tuple["TrainingRun", ...] = ()
-    """Runs of the folds; `metrics` are then their means."""
+    """Runs of the folds or seeds; `metrics` are then their means."""
     trials: tuple["TrainingRun", ...] = ()
     """All runs of a sweep, the best first; the other fields are those of the best run."""
     early_end: str = ""
@@ -164,32 +151,8 @@ def _shown(cell: Any) -> str:
     return f"{cell:.4f}" if isinstance(cell, float) else str(cell)
 
 
-def finetune(
-    data: Any,
-    *,
-    out: Path | str,
-    task: str = OWN,
-    model: Path | str | None = None,
-    text: str = "",
-    label: str = "",
-    text2: str = "",
-    kind: str = "",
-    separator: str = "",
-    id: str = "",
-    dev: Any = None,
-    dev_share: float | None = None,
-    test_share: float | None = None,
-    folds: int | None = None,
-    delimiter: str = "",
-    encoding: str = "",
-    columns: Sequence[str] = (),
-    epochs: float | None = None,
-    lr: float | None = None,
-    patience: int | None = None,
-    seed: int | None = None,
-    settings: Settings | None = None,
-    skip_bad: bool = False,
-) -> TrainingRun:
+@function_of(FinetuneRequest)
+def finetune(request: FinetuneRequest) -> TrainingRun:
     """Fine-tune a model, as `bertsmith finetune` does; a run found in `out` resumes.
 
     Data are a path, a data frame (pandas, polars, Arrow), a list of dicts or a dict of columns. A dict of
@@ -198,62 +161,48 @@ def finetune(
     "custom". For "custom", name the columns: text, label, and text2 for pairs; the kind is "classify",
     "multilabel" or "regress". The delimiter and columns of a file are detected unless you give them.
 
+    Several seeds, a grid, a random search or folds are several runs (`trials`, `folds`).
+
     Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/reviews", epochs=3)
     """
-    folder = Path(out).expanduser()
-    short = (
-        ("epochs", "run.epochs", epochs),
-        ("lr", "optim.peak_lr", lr),
-        ("seed", "run.seed", seed),
-        ("patience", "run.patience", patience),
-        ("patience", "run.keep", None if patience is None else "best"),
-    )
-    options = settings_of(short)
-    with rows_beside(folder, as_arguments(finetune, finetune_verb)) as rows:
-        path = rows.path(data, folder.with_name(f"{folder.name}-data"), "data")
-        held = None if dev is None else rows.path(dev, folder.with_name(f"{folder.name}-dev"), "dev")
-        parts, form = (held, dev_share, test_share, folds), (delimiter, encoding, ",".join(columns))
-        own = OwnTable(text, text2, label, kind, separator, id, *parts, *form)
-        chosen = own_task(own, path) if task == OWN else published_task(task, own)
-        start = default_model() if model is None else Path(model).expanduser()
-        recipe, reason = suited_recipe(
-            chosen, path, start, _overrides(settings), options=options, skip_bad=skip_bad
-        )
-        assignment = Assignment(chosen, recipe, start, path, folder, skip_bad, reason)
+    folder = Path(request.out)
+    with rows_beside(folder, as_arguments(FinetuneRequest)) as rows:
+        data = rows.path(request.data, folder.with_name(f"{folder.name}-data"), "data")
+        held = rows.path_of_file(request.dev, folder.with_name(f"{folder.name}-dev"), "dev")
+        asked = replace(request, data=data, dev=held)
+        assignment, trials = asked.runs()
         with progress_display(finetuning_line, as_json=False) as display:
             callback = PythonCallback(display, rows)
-            if not folds:
+            if not trials:
                 return _training_run(run_finetuning(assignment, callback))
             try:
-                results = ran_to_their_end(run_trials(over_folds(assignment, folds), callback))
+                results = run_trials(trials, callback)
             except Stopped:
                 return TrainingRun(folder, False, {}, 0, 0.0)
+    return _study_run(folder, {each.name: one for each, one in zip(trials, results, strict=True)}, asked)
+
+
+def _study_run(folder: Path, results: dict[str, FinetuningResult], request: FinetuneRequest) -> TrainingRun:
+    """Return the best run of a grid or a random search, or the means over seeds or folds."""
+    runs = {name: _training_run(result) for name, result in results.items()}
+    best = best_of(results)
+    if (request.grid or request.lr_grid or request.random) and best:
+        others = [run for name, run in runs.items() if name != best]
+        return replace(runs[best], trials=(runs[best], *others))
     means = {
         split: {name: spread.mean for name, spread in spreads.items()}
-        for split, spreads in spreads_of(results).items()
+        for split, spreads in spreads_of(ran_to_their_end(results.values())).items()
     }
-    steps, seconds = sum(each.steps for each in results), sum(each.seconds for each in results)
-    return TrainingRun(folder, True, means, steps, seconds, tuple(map(_training_run, results)))
+    steps, seconds = sum(each.steps for each in runs.values()), sum(each.seconds for each in runs.values())
+    return TrainingRun(folder, True, means, steps, seconds, tuple(runs.values()))
 
 
 def _training_run(result: FinetuningResult) -> TrainingRun:
     return TrainingRun(result.folder, result.finished, result.metrics, result.steps, result.seconds)
 
 
-def pretrain(
-    recipe: Path | str,
-    *,
-    store: Path | str,
-    out: Path | str,
-    steps: int | None = None,
-    minutes: float | None = None,
-    tokens: int | None = None,
-    size: str = "",
-    objective: str = "",
-    settings: Settings | None = None,
-    sweep: Mapping[str, Sequence[object]] | None = None,
-    stop_if_flat: bool = False,
-) -> TrainingRun:
+@function_of(PretrainRequest)
+def pretrain(request: PretrainRequest) -> TrainingRun:
     """Pre-train an encoder, as `bertsmith pretrain` does; a run found in `out` resumes.
 
     The recipe "auto" is chosen for the budget, the text and this machine. A size (tiny, mini, small or base)
@@ -264,37 +213,19 @@ def pretrain(
 
     Example: bertsmith.pretrain("auto", store="store", out="runs/mine", minutes=30)
     """
-    given = {"steps": steps, "minutes": minutes, "tokens": tokens}
-    budgets = [(name, value) for name, value in given.items() if value is not None]
-    if len(budgets) > 1:
-        where = " and ".join(name for name, _ in budgets)
-        raise UserError("a run has one budget", where=where, remedy="give one of them")
-    short = [
-        (f"`{name}`", line)
-        for name, value in budgets
-        for line in (f"run.{name}={value_text(value)}", f"run.budget={name}")
-    ]
-    store, out = Path(store).expanduser(), Path(out).expanduser()
-    rows = RowFiles(as_arguments(pretrain, pretrain_verb))
-    shown, started = dict[str, Metric](), time.monotonic()
+    store, out, started = Path(request.store), Path(request.out), time.monotonic()
+    rows, shown = RowFiles(as_arguments(PretrainRequest)), dict[str, Metric]()
     with python_words(rows), progress_display(partial(pretraining_line, shown), as_json=False) as display:
-        chooses = check_auto(str(recipe), size=size, objective=objective, sweeps=sweep is not None)
-        recipe_with = partial(_swept_recipe, recipe, _overrides(settings), short)
         callback = PythonCallback(display, rows)
-        if sweep is not None:
-            trials = trials_of(_points(sweep), recipe_with, store=store, out=out)
+        if trials := request.trials():
             for each in trials:
                 shown |= declaration(each.recipe).own
             return _sweep_run(out, trials, callback)
-        stopping = EarlyStopping(if_flat=stop_if_flat)
-        if chooses:
-            load = partial(_auto_base, _overrides(settings), short)
-            chosen = auto_recipe(AutoRequest(load, store, out, size, objective), callback.on_message)
-        else:
-            chosen = recipe_with(())
-        shown |= declaration(chosen).own
+        stopping = EarlyStopping(if_flat=request.stop_if_flat)
+        recipe = request.recipe_for(callback.on_message)
+        shown |= declaration(recipe).own
         result = run_pretraining(
-            chosen, store=store, out=out, callback=callback, early_stopping=stopping, started=started
+            recipe, store=store, out=out, callback=callback, early_stopping=stopping, started=started
         )
     finished, metrics = result.state == "finished", {"held-out": result.held_out}
     if result.held_out_before:
@@ -302,37 +233,6 @@ def pretrain(
     return TrainingRun(
         result.folder, finished, metrics, result.steps, result.seconds, early_end=result.early_end
     )
-
-
-def _swept_recipe(
-    recipe: Path | str, overrides: Sequence[str], options: Sequence[tuple[str, str]], swept: Sequence[str]
-) -> Recipe:
-    return load_recipe(recipe, overrides, options=options, swept=swept)
-
-
-def _auto_base(
-    overrides: Sequence[str],
-    options: Sequence[tuple[str, str]],
-    base: Path | str,
-    below: Sequence[tuple[str, str]],
-) -> Recipe:
-    return load_recipe(base, overrides, options=[*below, *options])
-
-
-def _points(sweep: Mapping[str, Sequence[object]]) -> list[dict[str, str]]:
-    """Return the points of a grid given as lists of values."""
-    texts: dict[str, list[str]] = {}
-    for key, values in sweep.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            remedy = f'give a list: sweep={{"{key}": [...]}}'
-            raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
-        # A string is written without quotes, as on the command line.
-        texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
-        if len(set(texts[key])) < len(texts[key]):
-            raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
-    if not texts:
-        raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
-    return grid_points(texts)
 
 
 def _sweep_run(out: Path, trials: Sequence[PretrainingTrial], callback: ProgressCallback) -> TrainingRun:
@@ -372,7 +272,7 @@ def evaluate(
 
     Example: bertsmith.evaluate("runs/reviews", frame).metrics["accuracy"]
     """
-    folders, rows = _folders(model), RowFiles(as_arguments(evaluate, evaluate_verb))
+    folders, rows = _folders(model), RowFiles(as_arguments(evaluate))
     with TemporaryDirectory() as place, python_words(rows):
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
@@ -404,7 +304,7 @@ def predict(
 
     Example: pandas.DataFrame(bertsmith.predict("runs/reviews", frame).table())
     """
-    rows = RowFiles(as_arguments(predict, predict_verb))
+    rows = RowFiles(as_arguments(predict))
     with TemporaryDirectory() as place, python_words(rows):
         form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
         path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)

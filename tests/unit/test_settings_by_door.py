@@ -1,10 +1,14 @@
 """A wrong setting is named as its door spells it: by an option, an argument, or a key of a recipe file."""
 
+import inspect
 import re
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import bertsmith
+from bertsmith.cli.app import app
 from bertsmith.core.errors import UserError, in_file, spelled
 from bertsmith.recipe.load import load_recipe
 from bertsmith.recipe.toml_text import toml_text, value_text
@@ -67,3 +71,10 @@ def test_a_wrong_setting_is_named_as_its_door_spells_it(door, name, key, value, 
     assert where in line.partition(": ")[0] + ": " and not out.exists()
     assert spelled(what, spelling).replace("'", '"') in line.replace("'", '"')
     assert not re.search("`|--", line) or door == "command line"
+
+
+@pytest.mark.parametrize("name", ["finetune", "pretrain"])
+def test_a_python_function_takes_every_option_of_its_verb(name):
+    verb: Any = get_command(app).commands[name]
+    options = {each.name for each in verb.params} - {"as_json"}
+    assert set(inspect.signature(getattr(bertsmith, name)).parameters) == options

@@ -3,9 +3,9 @@
 import os
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
-from typer import Exit, Option, Typer, echo
+from typer import Exit, Option, echo
 
 from bertsmith.cli.answer import answer
 from bertsmith.cli.blimp import blimp
@@ -42,7 +42,7 @@ from bertsmith.cli.tag import tag
 from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
 from bertsmith.cli.trim import trim
-from bertsmith.cli.verb import Verb, Verbs
+from bertsmith.cli.verb import App
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate, reporting_missing_homes
@@ -59,55 +59,71 @@ By default it soon returns memory to the system, and a seventh of a training ste
 again. Other allocators ignore this setting."""
 
 
-# Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
-app = Typer(
+app = App(
     name="bertsmith",
-    cls=Verbs,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
     epilog="Start here: bertsmith demo, or bertsmith fill 'Paris is the [MASK] of France.' "
     "A checkpoint of 2018: bertsmith import-tf uncased_L-12_H-768_A-12 --out models/bert-base. "
     "In Python: import bertsmith; bert = bertsmith.load('models/bert-base').",
 )
-app.command("demo", cls=Verb)(demo)
-app.command("vocab", cls=Verb)(vocab)
-app.command("corpus", cls=Verb)(corpus)
-app.command("pretrain", cls=Verb)(pretrain)
-app.command("distill", cls=Verb)(distill)
-app.add_typer(checkpoint, name="checkpoint")
-app.command("examples", cls=Verb)(examples)
-app.add_typer(recipe, name="recipe")
-app.command("tasks", cls=Verb)(tasks)
-app.command("finetune", cls=Verb)(finetune)
-app.command("glue", cls=Verb)(glue)
-app.add_typer(study, name="study")
-app.command("blimp", cls=Verb)(blimp)
-app.command("merge", cls=Verb)(merge)
-app.command("prune", cls=Verb)(prune)
-app.command("trim", cls=Verb)(trim)
-app.command("share", cls=Verb)(share)
-app.command("quantise", cls=Verb)(quantise)
-app.command("export", cls=Verb)(export)
-app.command("cost", cls=Verb)(cost)
-app.command("inspect", cls=Verb)(inspect)
-app.command("evaluate", cls=Verb)(evaluate)
-app.command("predict", cls=Verb)(predict)
-app.command("fill", cls=Verb)(fill)
-app.command("next", cls=Verb)(next_sentence)
-app.command("answer", cls=Verb)(answer)
-app.command("choose", cls=Verb)(choose)
-app.command("classify", cls=Verb)(classify)
-app.command("tag", cls=Verb)(tag)
-app.command("likelihood", cls=Verb)(likelihood)
-app.command("compare", cls=Verb)(compare)
-app.command("embed", cls=Verb)(embed)
-app.add_typer(look, name="look")
-app.command("features", cls=Verb)(features)
-app.command("features-table", cls=Verb)(features_table)
-app.command("serve", cls=Verb)(serve)
-app.command("cache", cls=Verb)(cache)
-app.command("import-tf", cls=Verb)(import_tf)
+VERBS: dict[str, dict[str, Any]] = {
+    "Ask a model": {
+        "fill": fill,
+        "next": next_sentence,
+        "classify": classify,
+        "tag": tag,
+        "answer": answer,
+        "choose": choose,
+        "likelihood": likelihood,
+        "compare": compare,
+        "embed": embed,
+        "predict": predict,
+        "evaluate": evaluate,
+    },
+    "Train": {
+        "demo": demo,
+        "vocab": vocab,
+        "corpus": corpus,
+        "examples": examples,
+        "pretrain": pretrain,
+        "checkpoint": checkpoint,
+        "recipe": recipe,
+        "tasks": tasks,
+        "inspect": inspect,
+        "finetune": finetune,
+        "merge": merge,
+    },
+    "Study": {
+        "study": study,
+        "glue": glue,
+        "blimp": blimp,
+        "look": look,
+        "features": features,
+        "features-table": features_table,
+        "cost": cost,
+    },
+    "Shrink": {
+        "distill": distill,
+        "prune": prune,
+        "trim": trim,
+        "share": share,
+        "quantise": quantise,
+    },
+    "Serve and exchange": {
+        "serve": serve,
+        "export": export,
+        "import-tf": import_tf,
+    },
+    "Folders": {
+        "cache": cache,
+    },
+}
+"""Verbs, and groups of verbs, in the order of the help."""
+for title, verbs in VERBS.items():
+    for name, verb in verbs.items():
+        if isinstance(verb, App):
+            app.add_typer(verb, name=name, rich_help_panel=title)
+        else:
+            app.command(name, rich_help_panel=title)(verb)
 
 
 def show_version(wanted: bool) -> None:

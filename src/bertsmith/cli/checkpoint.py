@@ -4,25 +4,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option, Typer, echo
+from typer import Argument, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import duration
-from bertsmith.cli.verb import Verb, Verbs
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 
-checkpoint = Typer(
-    cls=Verbs,
-    no_args_is_help=True,
-    rich_markup_mode=None,
+checkpoint = App(
     help="List the checkpoints of a pre-training run, and export them as model folders.",
 )
 
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="Folder of a `bertsmith pretrain` run.")]
 
 
-@checkpoint.command("list", cls=Verb)
+@checkpoint.command("list")
 def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
     """List the checkpoints that a run kept, with the last held-out loss before each.
 
@@ -45,7 +42,7 @@ def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
         echo("  ".join([f"step {kept.step:,}", *spent, *losses]))
 
 
-@checkpoint.command("export", cls=Verb)
+@checkpoint.command("export")
 def export(
     run: RunArgument,
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write; with --all, one for each.")],

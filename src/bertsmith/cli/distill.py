@@ -9,67 +9,133 @@ from typer import Option
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import OWN, run_one
-from bertsmith.cli.pretrain import chosen_recipe, run, run_options
+from bertsmith.cli.pretrain import check_one_budget, chosen_recipe, run
+from bertsmith.cli.request import Place, Places, Request, lines_of, listed
 from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
     from typing import Any
 
+    from bertsmith.finetuning.assignment import Assignment
+    from bertsmith.recipe.schema import Recipe
     from bertsmith.tasks.task import Task
 
 RECIPE = "distilbert"
+TEACHERS = ("distill.teacher", "distill.teachers")
 
 
-def distill(
+@dataclass(frozen=True, kw_only=True)
+class DistillRequest(Request):
+    """A distillation on text, or on a task."""
+
     teacher: Annotated[
-        list[str],
-        Setting("distill.teacher", "distill.teachers"),
+        Places,
+        Setting(*TEACHERS, derived=TEACHERS),
         Option(metavar="MODEL", help="Teacher model; for a task repeatable."),
-    ],
-    out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
+    ]
+    out: Annotated[Place, Option(help="Run folder; a run found there resumes.")]
     store: Annotated[
-        Path | None, Option(help="Token store with the teacher's vocabulary (`bertsmith corpus`).")
-    ] = None,
+        Place | None, Option(help="Token store with the teacher's vocabulary (`bertsmith corpus`).")
+    ] = None
     task: Annotated[
         str,
         Option(metavar="TASK", help="Distil a task: sst2, mnli, squad2, ner ... or the teacher's custom."),
-    ] = "",
-    data: Annotated[Path | None, Option(help="The task's folder, or the file of your own.")] = None,
+    ] = ""
+    data: Annotated[Place | None, Option(help="The task's folder, or the file of your own.")] = None
     layers: Annotated[
         int | None, Option(help="Number of the teacher's layers in the student (distill.layers).")
-    ] = None,
+    ] = None
     student: Annotated[
         str,
-        Setting("start.model"),
+        Setting("start.model", derived=["start.model"]),
         Option(metavar="MODEL", help="A student of its own: a model, or on text a preset or a recipe file."),
-    ] = "",
-    steps: Annotated[int | None, Setting("run.steps"), Option(help="Budget in steps (run.steps).")] = None,
+    ] = ""
+    steps: Annotated[
+        int | None,
+        Setting("run.steps", also={"run.budget": "steps"}),
+        Option(help="Budget in steps (run.steps)."),
+    ] = None
     minutes: Annotated[
-        float | None, Setting("run.minutes"), Option(help="Budget in minutes (run.minutes).")
-    ] = None,
+        float | None,
+        Setting("run.minutes", also={"run.budget": "minutes"}),
+        Option(help="Budget in minutes (run.minutes)."),
+    ] = None
     epochs: Annotated[
         float | None, Setting("run.epochs"), Option(help="For a task: passes through the data (run.epochs).")
-    ] = None,
+    ] = None
     lr: Annotated[
         float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
-    ] = None,
+    ] = None
     batch: Annotated[
         int | None,
-        Setting("batch.sequences", "run.examples"),
+        Setting("batch.sequences", "run.examples", also={"batch.by": "sequences"}),
         Option(help="Sequences, or of a task examples, a step."),
-    ] = None,
+    ] = None
     max_length: Annotated[
-        int | None, Setting("examples.stages", "text.longest"), Option(help="Longest sequence in tokens.")
-    ] = None,
-    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None,
-    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = "",
+        int | None,
+        Setting("examples.stages", "text.longest", derived=["examples.stages"]),
+        Option(help="Longest sequence in tokens."),
+    ] = None
+    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None
+    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = ""
     precision: Annotated[
         str, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
-    ] = "",
-    settings: options.Settings = None,
-    as_json: options.JsonLines = False,
-) -> None:
+    ] = ""
+    settings: options.Settings = None
+
+    @property
+    def teachers(self) -> tuple[str, ...]:
+        """Folders of the teachers."""
+        return tuple(map(str, listed(self.teacher)))
+
+    def check(self) -> None:
+        """Raise if it is not clear on what to distil, or an option has no effect there."""
+        if (self.store is None) == (not self.task):
+            remedy = (
+                "`store` for what the teacher knows of text, `task` with `data` for what it knows of a task"
+            )
+            raise UserError("give one of the two", where="`store`, `task`", remedy=remedy)
+        beside, idle = (
+            ("store", ("epochs", "data")) if self.store else ("task", ("steps", "minutes", "layers"))
+        )
+        for key in idle:
+            if getattr(self, key) is not None:
+                raise UserError(f"means nothing beside `{beside}`", key=key, remedy="leave it out")
+
+    def recipe(self) -> "Recipe":
+        """Return the recipe of a pre-training with a teacher."""
+        if len(self.teachers) > 1:
+            raise UserError("a student of text has one teacher", key="teacher", remedy="give one of them")
+        teacher = self.teachers[0]
+        begins = [
+            ("teacher", "distill.teacher", teacher),
+            ("teacher", "examples.objective", "distilled"),
+            *_student_options(teacher, self.layers, self.student),
+        ]
+        check_one_budget(steps=self.steps, minutes=self.minutes)
+        given = [*options.settings_of(begins), *self.given(tuning=False)]
+        return chosen_recipe(RECIPE, given, lines_of(self.settings), self.max_length)
+
+    def assignment(self) -> "Assignment":
+        """Return the fine-tuning with teachers."""
+        from bertsmith.finetuning.assignment import Assignment
+        from bertsmith.tasks.task_recipe import finetuning_recipe
+
+        if self.data is None or not self.student:
+            where, remedy = "`data`, `student`", "as in `data=glue/SST-2` `student=runs/student`"
+            raise UserError("a task needs both", where=where, remedy=remedy)
+        if _is_recipe(self.student):
+            remedy = f"distil it on text first (`store=store/` `student={self.student}`), and give that run"
+            what = "is a recipe, and a task wants a model"
+            raise UserError(what, where=f"`student={self.student}`", remedy=remedy)
+        task = _task_named(self.task, Path(self.teachers[0]).expanduser())
+        begins = options.settings_of([("teacher", "distill.teachers", list(self.teachers))])
+        recipe = finetuning_recipe(task, lines_of(self.settings), options=[*begins, *self.given()])
+        return Assignment(task, recipe, Path(self.student).expanduser(), Path(self.data), Path(self.out))
+
+
+def distill(request: DistillRequest, as_json: options.JsonLines = False) -> None:
     """Train a small model to imitate a large one.
 
     With --store it is a pre-training run: the student learns from the teacher's predictions of words, the
@@ -92,84 +158,12 @@ def distill(
     bertsmith distill --teacher runs/a --teacher runs/b --student MODEL --task mrpc --data MRPC --out small
     """
     started = time.monotonic()  # as in `pretrain`
-    common = (("lr", "optim.peak_lr", lr), ("seed", "run.seed", seed))
-    asked = Asked(tuple(teacher), student, out.expanduser(), common, tuple(settings or ()), as_json)
-    sizes = {"batch": batch, "max_length": max_length, "device": device, "precision": precision}
-    if (store is None) == (not task):
-        remedy = "`store` for what the teacher knows of text, `task` with `data` for what it knows of a task"
-        raise UserError("give one of the two", where="`store`, `task`", remedy=remedy)
-    if store is not None:
-        _refuse({"epochs": epochs, "data": data}, "store")
-        budget = {"steps": steps, "minutes": minutes}
-        _distill_text(asked, store.expanduser(), layers, {**sizes, **budget}, started=started)
+    request.check()
+    if request.store is None:
+        run_one(request.assignment(), as_json=as_json)
         return
-    _refuse({"steps": steps, "minutes": minutes, "layers": layers}, "task")
-    if data is None or not student:
-        where, remedy = "`data`, `student`", "as in `data=glue/SST-2` `student=runs/student`"
-        raise UserError("a task needs both", where=where, remedy=remedy)
-    if _is_recipe(student):
-        remedy = f"distil it on text first (`store=store/` `student={student}`), and give that run"
-        raise UserError("is a recipe, and a task wants a model", where=f"`student={student}`", remedy=remedy)
-    _distill_task(asked, task, data.expanduser(), {**sizes, "epochs": epochs})
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """The arguments that are common to text and tasks."""
-
-    teachers: tuple[str, ...]
-    student: str
-    out: Path
-    common: "tuple[tuple[str, str, Any], ...]"
-    """Options that set the same key in both recipes: option, key and value."""
-    settings: tuple[str, ...]
-    as_json: bool
-
-
-def _distill_text(
-    asked: Asked, store: Path, layers: int | None, given: "dict[str, Any]", *, started: float
-) -> None:
-    """Pre-train with a teacher."""
-    if len(asked.teachers) > 1:
-        raise UserError("a student of text has one teacher", key="teacher", remedy="give one of them")
-    begins = [
-        *asked.common,
-        ("teacher", "distill.teacher", asked.teachers[0]),
-        ("teacher", "examples.objective", "distilled"),
-        *_student_options(asked.teachers[0], layers, asked.student),
-    ]
-    longest = given.pop("max_length")
-    recipe = chosen_recipe(
-        RECIPE, [*options.settings_of(begins), *run_options(**given)], list(asked.settings), longest
-    )
-    run(recipe, store=store, out=asked.out, as_json=asked.as_json, started=started)
-
-
-def _distill_task(asked: Asked, task: str, data: Path, given: "dict[str, Any]") -> None:
-    """Fine-tune with teachers."""
-    from bertsmith.finetuning.assignment import Assignment
-    from bertsmith.tasks.task_recipe import finetuning_recipe
-
-    rows = [
-        *asked.common,
-        ("teacher", "distill.teachers", list(asked.teachers)),
-        ("epochs", "run.epochs", given["epochs"]),
-        ("batch", "run.examples", given["batch"]),
-        ("max_length", "text.longest", given["max_length"]),
-        ("device", "run.device", given["device"] or None),
-        ("precision", "run.precision", given["precision"] or None),
-    ]
-    chosen = _task_named(task, Path(asked.teachers[0]).expanduser())
-    recipe = finetuning_recipe(chosen, list(asked.settings), options=options.settings_of(rows))
-    student = Path(asked.student).expanduser()
-    run_one(Assignment(chosen, recipe, student, data, asked.out), as_json=asked.as_json)
-
-
-def _refuse(given: "dict[str, object]", beside: str) -> None:
-    """Raise if one of these options is given, which cannot be used with `beside`."""
-    for key, value in given.items():
-        if value is not None:
-            raise UserError(f"means nothing beside `{beside}`", key=key, remedy="leave it out")
+    store, out = Path(request.store), Path(request.out)
+    run(request.recipe(), store=store, out=out, as_json=as_json, started=started)
 
 
 def _task_named(name: str, teacher: Path) -> "Task":

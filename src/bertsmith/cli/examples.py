@@ -14,6 +14,7 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.presenting import print_facts
+from bertsmith.cli.request import lines_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,7 +86,7 @@ def examples(
     from bertsmith.recipe.load import load_recipe  # heavy parts load here, not for --help
 
     request = ExamplesRequest(store, stage, step, show, over)
-    report = build_report(load_recipe(recipe, settings or []), request)
+    report = build_report(load_recipe(recipe, lines_of(settings)), request)
     if as_json:
         echo(to_json(report))
     else:

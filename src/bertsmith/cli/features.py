@@ -9,6 +9,7 @@ from typer import Argument, Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.predicting import open_model, without_garbage_collection
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.request import lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.cli.text_files import STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
@@ -121,8 +122,8 @@ def features_table(
     from bertsmith.studies.features_table import features_table as study
     from bertsmith.tasks.catalogue import task_named
 
-    own = [line for line in settings or [] if line.startswith("features.")]
-    shared = [line for line in settings or [] if line not in own]
+    own = [line for line in lines_of(settings) if line.startswith("features.")]
+    shared = [line for line in lines_of(settings) if line not in own]
     shared += [] if epochs is None else [f"run.epochs={epochs}"]
     rates = [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
     request = FeaturesTableRequest(

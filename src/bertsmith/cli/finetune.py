@@ -1,7 +1,7 @@
 """`bertsmith finetune`: train a model for a task from an encoder and labelled data."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -10,6 +10,7 @@ from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.request import Place, Request, SettingsGiven, is_given, lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
@@ -28,90 +29,244 @@ Result = TypeVar("Result")
 
 
 OWN = "custom"
+STUDIES = ("seeds", "grid", "lr_grid", "random", "folds")
+"""Parameters that ask for several runs; they exclude each other."""
 PERCENT = 100
 SHOWN_CLASSES = 10
 
 
-def finetune(
-    task: Annotated[str, Argument(metavar="TASK", help="sst2, mnli, squad2, ner ... or custom.")],
-    data: Annotated[Path, Option(help="The task's folder, or your own file.")],
-    out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
-    model: Annotated[Path | None, Option(help="Model folder; without it the embedded encoder.")] = None,
-    text: Annotated[str, Option(help="custom: column of the text.")] = "",
-    second: Annotated[str, Option("--text2", help="custom: column of the second text of a pair.")] = "",
-    label: Annotated[str, Option(help="custom: column of the label or number.")] = "",
-    kind: Annotated[str, Option(help="custom: classify (the default), multilabel or regress.")] = "",
-    separator: Annotated[str, Option(help="custom: what parts the labels in a cell; a comma.")] = "",
-    key: Annotated[str, Option("--id", help="custom: column of the ids.")] = "",
-    dev: Annotated[Path | None, Option(help="custom: the development file.")] = None,
+@dataclass(frozen=True, kw_only=True)
+class TrainedOn(Request):
+    """A task, its data, and the folder of a run."""
+
+    task: Annotated[
+        str, Argument(metavar="TASK", help="sst2, mnli, squad2, ner ... or custom, for your table.")
+    ] = OWN
+    data: Annotated[Any, Option(help="The task's folder, or your own file.")] = field(kw_only=False)
+    out: Annotated[Place, Option(help="Run folder; a run found there resumes.")]
+    model: Annotated[Place | None, Option(help="Model folder; without it the embedded encoder.")] = None
+
+    def assignment(self, task: "Task", *, settings: SettingsGiven, skip_bad: bool) -> "Assignment":
+        """Return the run of a task, with the settings that suit the model and the data."""
+        from bertsmith.finetuning.assignment import Assignment
+        from bertsmith.finetuning.suited_settings import suited_recipe
+        from bertsmith.inference.embedded_models import default_model
+
+        model = Path(self.model) if self.model is not None else default_model()
+        recipe, reason = suited_recipe(
+            task, self.data, model, lines_of(settings), options=self.given(), skip_bad=skip_bad
+        )
+        return Assignment(task, recipe, model, self.data, Path(self.out), skip_bad, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTable(Request):
+    """The options for a user's own table; empty if not given."""
+
+    text: Annotated[str, Option(help="custom: column of the text.")] = ""
+    text2: Annotated[str, Option(help="custom: column of the second text of a pair.")] = ""
+    label: Annotated[str, Option(help="custom: column of the label or number.")] = ""
+    kind: Annotated[str, Option(help="custom: classify (the default), multilabel or regress.")] = ""
+    separator: Annotated[str, Option(help="custom: what parts the labels in a cell; a comma.")] = ""
+    id: Annotated[str, Option(help="custom: column of the ids.")] = ""
+    dev: Annotated[Any, Option(help="custom: the development file.")] = None
     dev_share: Annotated[
         float | None,
         Option(min=0, max=0.9, help="custom: else this fraction of each class of the data; 0.1."),
-    ] = None,
+    ] = None
     test_share: Annotated[
         float | None, Option(min=0, max=0.9, help="custom: test the finished model on this fraction.")
-    ] = None,
+    ] = None
     folds: Annotated[
         int | None, Option(min=2, help="custom: so many runs, each developed on another fold of the data.")
-    ] = None,
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
+    ] = None
+    delimiter: options.Delimiter = ""
+    encoding: options.Encoding = ""
+    columns: options.Columns = ""
+
+    def task_named(self, name: str, data: Path) -> "Task":
+        """Return the user's own task, or a published one; raise if that has options for an own table."""
+        from bertsmith.tasks.catalogue import task_named
+
+        if name == OWN:
+            return self._own_task(data)
+        task = task_named(name)
+        given = [each.name for each in fields(OwnTable) if is_given(getattr(self, each.name))]
+        if given:
+            where, remedy = ", ".join(f"`{each}`" for each in given), f"leave them out, or fine-tune `{OWN}`"
+            raise UserError(f"{task.name} knows its own columns and parts", where=where, remedy=remedy)
+        return task
+
+    def _own_task(self, data: Path) -> "Task":
+        from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
+
+        self._check()
+        form = TableFormat.parse(delimiter=self.delimiter, encoding=self.encoding, columns=self.columns)
+        kept = {"kind": self.kind, "separator": self.separator, "test_fraction": self.test_share}
+        spec = CustomSpec(self.text, self.label, second=self.text2, key=self.id)
+        spec = replace(spec, **{name: value for name, value in kept.items() if value})  # type: ignore[arg-type]
+        # The development set is a named file, a file next to the data, or a fraction of the data.
+        if self.dev is not None:
+            self._check_no_part("`dev` names the development file")
+            if not self.dev.is_file():
+                remedy = "name a table as `data` is"
+                raise UserError("no such file", where=f"`dev={self.dev}`", remedy=remedy)
+            return custom_task(replace(spec, dev_fraction=0.0, dev=str(self.dev.resolve())), form)
+        if has_own_dev(data):
+            self._check_no_part(f"{data} has a development file of its own")
+            return custom_task(replace(spec, dev_fraction=0.0), form)
+        chosen = spec if self.dev_share is None else replace(spec, dev_fraction=self.dev_share)
+        return custom_task(chosen, form)
+
+    def _check(self) -> None:
+        """Raise if an option is missing or has no effect."""
+        if not (self.text and self.label):
+            what = "a task of your own needs the names of its columns"
+            remedy = (
+                "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune `tags`, for answers in "
+                "passages `squad` (docs/finetuning.md says how their files look)"
+            )
+            raise UserError(what, remedy=remedy)
+        if self.test_share and self.dev_share == 0:
+            what = "without a development set the test would decide what is kept"
+            raise UserError(what, key="test_share", remedy="leave `dev_share=0` out")
+        if self.folds and self.dev_share is not None:
+            what = "each fold is the development set of a run"
+            raise UserError(what, key="dev_share", remedy="leave it out")
+        from bertsmith.tasks.kinds.registry import TEXT_KINDS, text_kind_named
+
+        if self.separator and not (self.kind and text_kind_named(self.kind).many_labels):
+            many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
+            remedy = f"leave it out, or add `kind={' or '.join(many)}`"
+            raise UserError("a text has one label, which nothing parts", key="separator", remedy=remedy)
+
+    def _check_no_part(self, what: str) -> None:
+        """Raise if a part of the data is requested as the development set, but there is one already."""
+        for key, given in (("dev_share", self.dev_share), ("folds", self.folds)):
+            if given is not None:
+                raise UserError(what, key=key, remedy="leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning(Request):
+    """The settings of fine-tuning that are changed most."""
+
     epochs: Annotated[
         float | None,
         Setting("run.epochs"),
         Option(help="Passes through the data (run.epochs); more lengthen a finished run."),
-    ] = None,
+    ] = None
     minutes: Annotated[
         float | None,
         Setting("run.minutes"),
         Option(help="Take no more steps after this many minutes, set-up included."),
-    ] = None,
+    ] = None
     lr: Annotated[
         float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
-    ] = None,
-    batch: Annotated[
-        int | None, Setting("run.examples"), Option(help="Examples a step (run.examples).")
-    ] = None,
+    ] = None
+    batch: Annotated[int | None, Setting("run.examples"), Option(help="Examples a step (run.examples).")] = (
+        None
+    )
     max_length: Annotated[
         int | None, Setting("text.longest"), Option(help="Longest sequence in tokens (text.longest).")
-    ] = None,
+    ] = None
     patience: Annotated[
         int | None,
-        Setting("run.patience"),
+        Setting("run.patience", also={"run.keep": "best"}),
         Option(help="End early after so many evaluations without a better one; keep the best."),
-    ] = None,
+    ] = None
     tune_thresholds: Annotated[
-        bool, Option("--tune-thresholds", help="Tune when a label is given (answers.label_thresholds).")
-    ] = False,
+        bool,
+        Setting("answers.label_thresholds", value="tuned"),
+        Option("--tune-thresholds", help="Tune when a label is given (answers.label_thresholds)."),
+    ] = False
     limit: Annotated[
         int | None, Setting("run.limit"), Option(help="Most examples of each split (run.limit).")
-    ] = None,
-    device: Annotated[
-        str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")
-    ] = None,
+    ] = None
+    device: Annotated[str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = (
+        None
+    )
     precision: Annotated[
         str | None, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
-    ] = None,
-    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None,
+    ] = None
+    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneRequest(Tuning, OwnTable, TrainedOn):
+    """A fine-tuning, or one of the studies that has several."""
+
     seeds: Annotated[
         int, Option(min=1, help="Number of runs, with seeds from --seed (0) on; reports their spread.")
-    ] = 1,
-    grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False,
+    ] = 1
+    grid: Annotated[bool, Option("--grid", help="The paper's grid of settings.")] = False
     lr_grid: Annotated[
         bool, Option("--lr-grid", help="The paper's four learning rates for GLUE; the best on dev.")
-    ] = False,
-    search: Annotated[
+    ] = False
+    random: Annotated[
         int | None,
         Option(min=1, help="Number of runs with random rates, batches, epochs; bad ones end early."),
-    ] = None,
+    ] = None
     quick: Annotated[
-        bool, Option("--quick", help="Solve a linear head on the frozen encoder, in seconds; tune nothing.")
-    ] = False,
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
-    settings: options.Settings = None,
-    as_json: options.JsonLines = False,
-) -> None:
+        bool,
+        Setting("head.encoder", value="frozen-linear"),
+        Option("--quick", help="Solve a linear head on the frozen encoder, in seconds; tune nothing."),
+    ] = False
+    skip_bad: options.SkipBad = False
+    settings: options.Settings = None
+
+    def runs(self) -> "tuple[Assignment, list[Trial]]":
+        """Return the run, and the runs of the study if one is requested."""
+        task = self.task_named(self.task, self.data)
+        assignment = self.assignment(task, settings=self.settings, skip_bad=self.skip_bad)
+        asked = {"seeds": self.seeds > 1, **{name: getattr(self, name) for name in STUDIES[1:]}}
+        studies = [name for name in STUDIES if asked[name]]
+        self._check_study(studies)
+        if self.quick:
+            self._check_quick(task, studies)
+        return assignment, self._trials(assignment) if studies else []
+
+    def _check_study(self, studies: Sequence[str]) -> None:
+        """Raise for two studies at once, or for a setting that the study varies."""
+        from bertsmith.studies.sweep import GRID, RATES, SEARCHED
+
+        if len(studies) > 1:
+            named = [f"`{each}`" for each in studies]
+            remedy = f"give {' or '.join(sorted(named))}; `seed` sets the seed of each"
+            raise UserError("one study has runs of its own kind", where=" ".join(named), remedy=remedy)
+        own: dict[str, Sequence[str]] = {"grid": [*GRID], "lr_grid": [*RATES], "random": SEARCHED}
+        lines = [*(line for _, line in self.given()), *lines_of(self.settings)]
+        keys = own.get(studies[0], ()) if studies else ()
+        if taken := [key for line in lines if (key := line.partition("=")[0].strip()) in keys]:
+            name = "search" if self.random else "grid"
+            what = f"the {name} has its own values of {taken[0]}"
+            raise UserError(what, key=studies[0], remedy=f"leave the setting out, or the {name}")
+
+    def _trials(self, assignment: "Assignment") -> "list[Trial]":
+        from bertsmith.studies.sweep import RATES, over_folds, over_grid, over_search, over_seeds
+
+        if self.folds:
+            return over_folds(assignment, self.folds)
+        if self.random:
+            return over_search(assignment, self.random)
+        if self.seeds > 1:
+            return over_seeds(assignment, self.seeds)
+        return over_grid(assignment, RATES if self.lr_grid else None)
+
+    def _check_quick(self, task: "Task", studies: Sequence[str]) -> None:
+        """Raise if a solved head cannot do the task, or if an option needs steps or differing runs."""
+        if task.kind.linear_problem is None:
+            raise UserError(f"{task.title} has no linear head to solve", key="quick", remedy="leave it out")
+        if self.minutes is not None:
+            what = "a head that is solved takes no steps"
+            raise UserError(what, where="`quick` `minutes`", remedy="leave one of them out")
+        if same := [each for each in studies if each != "folds"]:
+            what = "a solved head is the same in every run"
+            remedy = f"leave `{same[0]}` out, or `quick`"
+            raise UserError(what, where=f"`quick` `{same[0]}`", remedy=remedy)
+
+
+def finetune(request: FinetuneRequest, as_json: options.JsonLines = False) -> None:
     """Fine-tune a model for a task, with the task's published settings.
 
     Examples:
@@ -132,38 +287,9 @@ def finetune(
 
     torchrun --nproc-per-node 8 -m bertsmith finetune mnli --model MODEL --data glue/MNLI --out runs/mnli
     """
-    from bertsmith.finetuning.assignment import Assignment
-    from bertsmith.finetuning.suited_settings import suited_recipe
-    from bertsmith.inference.embedded_models import default_model
-
-    rows = [
-        ("epochs", "run.epochs", epochs),
-        ("minutes", "run.minutes", minutes),
-        ("lr", "optim.peak_lr", lr),
-        ("batch", "run.examples", batch),
-        ("max_length", "text.longest", max_length),
-        ("patience", "run.patience", patience),
-        ("patience", "run.keep", None if patience is None else "best"),
-        ("tune_thresholds", "answers.label_thresholds", "tuned" if tune_thresholds else None),
-        ("limit", "run.limit", limit),
-        ("device", "run.device", device),
-        ("precision", "run.precision", precision),
-        ("seed", "run.seed", seed),
-        ("quick", "head.encoder", "frozen-linear" if quick else None),
-    ]
-    given = options.settings_of(rows)
-    parts, form = (dev, dev_share, test_share, folds), (delimiter, encoding, columns)
-    own = OwnTable(text, second, label, kind, separator, key, *parts, *form)
-    chosen = own_task(own, data) if task == OWN else published_task(task, own)
-    start = model or default_model()
-    recipe, reason = suited_recipe(chosen, data, start, settings or [], options=given, skip_bad=skip_bad)
-    assignment = Assignment(chosen, recipe, start, data, out, skip_bad, reason)
-    study = _Study(seeds, grid=grid, lr_grid=lr_grid, search=search or 0, folds=folds or 0)
-    study.check([*(line for _, line in given), *(settings or [])])
-    if quick:
-        _check_quick(chosen, study, minutes)
-    if study.flags():
-        _run_many(study.trials(assignment), as_json=as_json)
+    assignment, trials = request.runs()
+    if trials:
+        _run_many(trials, as_json=as_json)
     else:
         run_one(assignment, as_json=as_json)
 
@@ -241,155 +367,6 @@ def show_classes(classes: "Mapping[str, ClassScores]", *, split: str) -> None:
         echo(f"  {split} {label!r}: {listed}, support {scores.support:,}".replace("   ", "  ", 1))
     if worst[SHOWN_CLASSES:]:
         echo(f"  ... and {len(worst) - SHOWN_CLASSES:,} more classes (--json, or result.json)")
-
-
-@dataclass(frozen=True, slots=True)
-class OwnTable:
-    """The options for a user's own table; empty if not given."""
-
-    text: str
-    second: str
-    label: str
-    kind: str
-    separator: str
-    key: str
-    dev: Path | None
-    dev_share: float | None
-    test_share: float | None
-    folds: int | None
-    delimiter: str
-    encoding: str
-    columns: str
-
-    def flags(self) -> list[str]:
-        """Return the options that were given."""
-        spelled = {"second": "text2", "key": "id"}
-        given = [name for name, value in asdict(self).items() if value not in ("", None)]
-        return [f"`{spelled.get(name, name)}`" for name in given]
-
-
-def published_task(name: str, own: OwnTable) -> "Task":
-    """Return a published task; raise if options for an own table are given."""
-    from bertsmith.tasks.catalogue import task_named
-
-    task = task_named(name)
-    if given := own.flags():
-        remedy = f"leave them out, or fine-tune `{OWN}`"
-        raise UserError(f"{task.name} knows its own columns and parts", where=", ".join(given), remedy=remedy)
-    return task
-
-
-def own_task(own: OwnTable, data: Path) -> "Task":
-    """Return the task of a user's own table."""
-    from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
-
-    _check_table(own)
-    form = TableFormat.parse(delimiter=own.delimiter, encoding=own.encoding, columns=own.columns)
-    spec = CustomSpec(own.text, own.label, second=own.second, key=own.key)
-    if own.kind:
-        spec = replace(spec, kind=own.kind)
-    if own.separator:
-        spec = replace(spec, separator=own.separator)
-    if own.test_share:
-        spec = replace(spec, test_fraction=own.test_share)
-    # The development set is a named file, a file next to the data, or a fraction of the data.
-    if own.dev is not None:
-        _check_no_part(own, "`dev` names the development file")
-        dev = own.dev.expanduser()
-        if not dev.is_file():
-            raise UserError("no such file", where=f"`dev={dev}`", remedy="name a table as `data` is")
-        return custom_task(replace(spec, dev_fraction=0.0, dev=str(dev.resolve())), form)
-    if has_own_dev(data):
-        _check_no_part(own, f"{data} has a development file of its own")
-        return custom_task(replace(spec, dev_fraction=0.0), form)
-    chosen = spec if own.dev_share is None else replace(spec, dev_fraction=own.dev_share)
-    return custom_task(chosen, form)
-
-
-def _check_table(own: OwnTable) -> None:
-    """Raise if an option is missing or has no effect."""
-    if not (own.text and own.label):
-        what = "a task of your own needs the names of its columns"
-        remedy = (
-            "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune `tags`, for answers in "
-            "passages `squad` (docs/finetuning.md says how their files look)"
-        )
-        raise UserError(what, remedy=remedy)
-    if own.test_share and own.dev_share == 0:
-        what = "without a development set the test would decide what is kept"
-        raise UserError(what, key="test_share", remedy="leave `dev_share=0` out")
-    if own.folds and own.dev_share is not None:
-        what = "each fold is the development set of a run"
-        raise UserError(what, key="dev_share", remedy="leave it out")
-    from bertsmith.tasks.kinds.registry import TEXT_KINDS, text_kind_named
-
-    if own.separator and not (own.kind and text_kind_named(own.kind).many_labels):
-        many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
-        remedy = f"leave it out, or add `kind={' or '.join(many)}`"
-        raise UserError("a text has one label, which nothing parts", key="separator", remedy=remedy)
-
-
-def _check_no_part(own: OwnTable, what: str) -> None:
-    """Raise if a part of the data is requested as the development set, but there is one already."""
-    for key, given in (("dev_share", own.dev_share), ("folds", own.folds)):
-        if given is not None:
-            raise UserError(what, key=key, remedy="leave it out")
-
-
-@dataclass(frozen=True, slots=True)
-class _Study:
-    """The options that turn one run into several."""
-
-    seeds: int
-    grid: bool
-    lr_grid: bool
-    search: int
-    folds: int
-
-    def flags(self) -> list[str]:
-        """Return the options that were given."""
-        given = {**asdict(self), "seeds": self.seeds > 1}
-        return [f"`{name}`" for name, value in given.items() if value]
-
-    def check(self, overrides: Sequence[str]) -> None:
-        """Raise for two studies at once, or for a setting that the study varies."""
-        from bertsmith.studies.sweep import GRID, RATES, SEARCHED
-
-        flags = self.flags()
-        if len(flags) > 1:
-            remedy = f"give {' or '.join(sorted(flags))}; `seed` sets the seed of each"
-            raise UserError("one study has runs of its own kind", where=" ".join(flags), remedy=remedy)
-        own: dict[str, Sequence[str]] = {"`grid`": [*GRID], "`lr_grid`": [*RATES], "`search`": SEARCHED}
-        keys = own.get(flags[0], ()) if flags else ()
-        if taken := [key for line in overrides if (key := line.partition("=")[0].strip()) in keys]:
-            name = "search" if self.search else "grid"
-            what = f"the {name} has its own values of {taken[0]}"
-            raise UserError(what, where=flags[0], remedy=f"leave the setting out, or the {name}")
-
-    def trials(self, assignment: "Assignment") -> "list[Trial]":
-        """Return the runs of the study."""
-        from bertsmith.studies.sweep import RATES, over_folds, over_grid, over_search, over_seeds
-
-        if self.folds:
-            return over_folds(assignment, self.folds)
-        if self.search:
-            return over_search(assignment, self.search)
-        if self.seeds > 1:
-            return over_seeds(assignment, self.seeds)
-        return over_grid(assignment, RATES if self.lr_grid else None)
-
-
-def _check_quick(task: "Task", study: _Study, minutes: float | None) -> None:
-    """Raise if a solved head cannot do the task, or if an option needs steps or differing runs."""
-    if task.kind.linear_problem is None:
-        raise UserError(f"{task.title} has no linear head to solve", key="quick", remedy="leave it out")
-    if minutes is not None:
-        raise UserError(
-            "a head that is solved takes no steps", where="`quick` `minutes`", remedy="leave one of them out"
-        )
-    if same := [flag for flag in study.flags() if flag != "`folds`"]:
-        what = "a solved head is the same in every run"
-        raise UserError(what, where=f"`quick` {same[0]}", remedy=f"leave {same[0]} out, or `quick`")
 
 
 def run_one(assignment: "Assignment", *, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.request import lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
@@ -27,7 +28,7 @@ def glue(
     lr_grid: Annotated[
         bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
     ] = False,
-    search: Annotated[
+    random: Annotated[
         int, Option(min=0, help="Number of runs per task with random settings; the best on dev counts.")
     ] = 0,
     seeds: Annotated[int, Option(min=1, help="Runs for each task, from run.seed (0) on.")] = 1,
@@ -50,12 +51,12 @@ def glue(
     from bertsmith.studies.glue_table import glue as study
 
     start = model or default_model()
-    flags = {"`seeds`": seeds > 1, "`lr_grid`": lr_grid, "`search`": bool(search)}
+    flags = {"`seeds`": seeds > 1, "`lr_grid`": lr_grid, "`random`": bool(random)}
     several = [flag for flag, is_given in flags.items() if is_given]
     if len(several) > 1:
         remedy = f"give {' or '.join(several)}"
         raise UserError("one study has runs of its own kind", where=" ".join(several), remedy=remedy)
-    if lr is not None and (lr_grid or search):
+    if lr is not None and (lr_grid or random):
         what = "it has its own learning rates"
         raise UserError(what, where=several[0], remedy="leave `lr` out")
     given = (("epochs", "run.epochs", epochs), ("lr", "optim.peak_lr", lr))
@@ -64,11 +65,11 @@ def glue(
         data,
         out,
         seeds=seeds,
-        settings=tuple(settings or ()),
+        settings=tuple(lines_of(settings)),
         options=tuple(options.settings_of(given)),
         skip_bad=skip_bad,
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
-        search=search,
+        search=random,
         lr_grid=lr_grid,
     )
     table = stoppable(partial(study, request), as_json=as_json)

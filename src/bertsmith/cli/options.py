@@ -6,6 +6,7 @@ from typing import Annotated
 
 from typer import Option
 
+from bertsmith.cli.request import Names, SettingsGiven
 from bertsmith.model.folder import sentence_modules
 from bertsmith.recipe.toml_text import value_text
 
@@ -40,7 +41,7 @@ Precision = Annotated[
 Json = Annotated[bool, Option("--json", help="Print JSON, for machines.")]
 JsonLines = Annotated[bool, Option("--json", help="Print JSON lines, for machines.")]
 Settings = Annotated[
-    list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
+    SettingsGiven, Option("--set", metavar="KEY=VALUE", help="Change a setting; repeatable.")
 ]
 Truncate = Annotated[
     bool, Option("--truncate", help="Cut texts that are too long for the model; else they are rejected.")
@@ -77,7 +78,7 @@ Encoding = Annotated[
     Option("--encoding", metavar="NAME", help="Encoding of a table that is not UTF-8: cp1252, utf-16 ..."),
 ]
 Columns = Annotated[
-    str, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
+    Names, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
 ]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")]
 

@@ -1,6 +1,7 @@
 """`bertsmith pretrain`: train a model from a token store."""
 
 import time
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer import Argument, Exit, Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.request import Place, Request, Sweep, lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
@@ -24,56 +26,107 @@ if TYPE_CHECKING:
 
     from bertsmith.pretraining.pretrain import PretrainingResult
     from bertsmith.recipe.schema import Recipe
+    from bertsmith.studies.sweep import PretrainingTrial
     from bertsmith.training.early_stopping import EarlyStopping
 
 
-def pretrain(
-    recipe: Annotated[str, Argument(metavar="RECIPE", help="auto, a preset (bert-base) or a TOML file.")],
-    store: Annotated[Path, Option(help="Token store made by `bertsmith corpus`.")],
-    out: Annotated[Path, Option(help="Run folder; a run found there resumes.")],
+@dataclass(frozen=True, kw_only=True)
+class PretrainRequest(Request):
+    """A pre-training, or a sweep of several."""
+
+    recipe: Annotated[str, Argument(metavar="RECIPE", help="auto, a preset (bert-base) or a TOML file.")] = (
+        field(kw_only=False)
+    )
+    store: Annotated[Place, Option(help="Token store made by `bertsmith corpus`.")]
+    out: Annotated[Place, Option(help="Run folder; a run found there resumes.")]
     start_from: Annotated[
         str,
         Setting("start.model"),
         Option("--from", metavar="MODEL", help="Continue from this model: a folder, or org/name."),
-    ] = "",
+    ] = ""
     add_words: Annotated[
         str,
         Setting("start.add_words"),
         Option(metavar="FILE", help="Words added to that model's vocabulary."),
-    ] = "",
-    steps: Annotated[int | None, Setting("run.steps"), Option(help="Budget in steps (run.steps).")] = None,
+    ] = ""
+    steps: Annotated[
+        int | None,
+        Setting("run.steps", also={"run.budget": "steps"}),
+        Option(help="Budget in steps (run.steps)."),
+    ] = None
     minutes: Annotated[
-        float | None, Setting("run.minutes"), Option(help="Budget in minutes (run.minutes).")
-    ] = None,
+        float | None,
+        Setting("run.minutes", also={"run.budget": "minutes"}),
+        Option(help="Budget in minutes (run.minutes)."),
+    ] = None
     tokens: Annotated[
-        int | None, Setting("run.tokens"), Option(help="Budget in tokens (run.tokens).")
-    ] = None,
+        int | None,
+        Setting("run.tokens", also={"run.budget": "tokens"}),
+        Option(help="Budget in tokens (run.tokens)."),
+    ] = None
     size: Annotated[
         str, Option(metavar="SIZE", help="auto: tiny, mini, small or base in place of a chosen shape.")
-    ] = "",
-    objective: Annotated[str, Option(help="auto: masked or replaced (examples.objective).")] = "",
+    ] = ""
+    objective: Annotated[str, Option(help="auto: masked or replaced (examples.objective).")] = ""
     batch: Annotated[
-        int | None, Setting("batch.sequences"), Option(help="Sequences a step (batch.sequences).")
-    ] = None,
+        int | None,
+        Setting("batch.sequences", also={"batch.by": "sequences"}),
+        Option(help="Sequences a step (batch.sequences)."),
+    ] = None
     max_length: Annotated[
         int | None,
-        Setting("examples.stages"),
+        Setting("examples.stages", derived=["examples.stages"]),
         Option(help="Longest sequence, in one stage (examples.stages)."),
-    ] = None,
-    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = "",
+    ] = None
+    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = ""
     precision: Annotated[
         str, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
-    ] = "",
-    settings: options.Settings = None,
+    ] = ""
+    settings: options.Settings = None
     sweep: Annotated[
-        list[str] | None,
+        Sweep,
         Option(metavar="KEY=VALUES", help="A run for each value, with commas between; several: the grid."),
-    ] = None,
+    ] = None
     stop_if_flat: Annotated[
         bool, Option("--stop-if-flat", help="End a run whose loss stays at that of mere word frequencies.")
-    ] = False,
-    as_json: options.JsonLines = False,
-) -> None:
+    ] = False
+
+    def recipe_for(self, report: "Callable[[str], None]") -> "Recipe":
+        """Return the recipe of the run; that of auto is chosen now, and the choice reported."""
+        check_one_budget(steps=self.steps, tokens=self.tokens, minutes=self.minutes)
+        if str(self.recipe) != AUTO:
+            for key, value in (("size", self.size), ("objective", self.objective)):
+                if value:
+                    remedy = "set model.layers and model.width, or examples.objective, with `settings`"
+                    raise UserError(f"is an option of auto, not of {self.recipe}", key=key, remedy=remedy)
+            return self._loaded(self.recipe)
+        from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
+
+        asked = AutoRequest(self._loaded, Path(self.store), Path(self.out), self.size, self.objective)
+        return auto_recipe(asked, report)
+
+    def trials(self) -> "list[PretrainingTrial]":
+        """Return the runs of the sweep; none if no sweep is requested."""
+        if self.sweep is None:
+            return []
+        from bertsmith.studies.sweep import points_of, trials_of
+
+        check_one_budget(steps=self.steps, tokens=self.tokens, minutes=self.minutes)
+        if str(self.recipe) == AUTO:
+            remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
+            raise UserError("auto chooses one recipe", key="sweep", remedy=remedy)
+        loaded = partial(self._loaded, self.recipe, ())
+        return trials_of(points_of(self.sweep), loaded, store=Path(self.store), out=Path(self.out))
+
+    def _loaded(
+        self, base: "Path | str", below: "Sequence[tuple[str, str]]" = (), swept: "Sequence[str]" = ()
+    ) -> "Recipe":
+        """Load a preset or file with settings below the given ones, and those of a point of a sweep above."""
+        given = [*below, *self.given(tuning=False)]
+        return chosen_recipe(str(base), given, lines_of(self.settings), self.max_length, swept)
+
+
+def pretrain(request: PretrainRequest, as_json: options.JsonLines = False) -> None:
     """Pre-train an encoder.
 
     `auto` chooses shape, batch and learning rate for the budget, the text and this machine, and explains why.
@@ -100,72 +153,20 @@ def pretrain(
     torchrun --nproc-per-node 8 -m bertsmith pretrain bert-base --store store/ --out runs/base
     """
     started = time.monotonic()  # a budget in minutes includes the seconds in which torch loads
-
+    if trials := request.trials():
+        _sweep(trials, as_json=as_json)
+        return
     from bertsmith.training.early_stopping import EarlyStopping
 
-    begins = (
-        ("from", "start.model", start_from or None),
-        ("add_words", "start.add_words", add_words or None),
-    )
-    sizes = run_options(
-        steps=steps, tokens=tokens, minutes=minutes, batch=batch, device=device, precision=precision
-    )
-    given, settings = [*options.settings_of(begins), *sizes], settings or []
-    stopping = EarlyStopping(if_flat=stop_if_flat)
-    if check_auto(recipe, size=size, objective=objective, sweeps=bool(sweep)):
-        from bertsmith.pretraining.auto_recipe import AutoRequest, auto_recipe
-
-        def load(base: "str | Path", below: "Sequence[tuple[str, str]]") -> "Recipe":
-            return chosen_recipe(str(base), [*below, *given], settings, max_length)
-
-        auto = partial(auto_recipe, AutoRequest(load, store, out, size, objective))
-        run(auto, store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
-        return
-    chosen = partial(chosen_recipe, recipe, given, settings, max_length)
-    if sweep:
-        _sweep(sweep, chosen, store=store, out=out, as_json=as_json)
-        return
-    run(chosen(), store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
+    stopping = EarlyStopping(if_flat=request.stop_if_flat)
+    store, out = Path(request.store), Path(request.out)
+    run(request.recipe_for, store=store, out=out, as_json=as_json, started=started, early_stopping=stopping)
 
 
-def check_auto(recipe: str, *, size: str, objective: str, sweeps: bool) -> bool:
-    """True for the recipe auto; raise if an option does not fit the recipe."""
-    if recipe == AUTO and sweeps:
-        remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
-        raise UserError("auto chooses one recipe", key="sweep", remedy=remedy)
-    for key, value in (("size", size), ("objective", objective)):
-        if value and recipe != AUTO:
-            remedy = "set model.layers and model.width, or examples.objective, with `settings`"
-            raise UserError(f"is an option of auto, not of {recipe}", key=key, remedy=remedy)
-    return recipe == AUTO
-
-
-def run_options(
-    *,
-    steps: int | None,
-    minutes: float | None,
-    batch: int | None,
-    device: str,
-    precision: str,
-    tokens: int | None = None,
-) -> "list[tuple[str, str]]":
-    """Return the settings for the most used options of a pre-training run."""
-    budgets = (("steps", steps), ("tokens", tokens), ("minutes", minutes))
-    if len(several := [f"`{name}`" for name, value in budgets if value is not None]) > 1:
+def check_one_budget(**budgets: float | None) -> None:
+    """Raise if several budgets are given."""
+    if len(several := [f"`{name}`" for name, value in budgets.items() if value is not None]) > 1:
         raise UserError("a run has one budget", where=" and ".join(several), remedy="give one of them")
-    given = (
-        ("steps", "run.steps", steps),
-        ("steps", "run.budget", None if steps is None else "steps"),
-        ("tokens", "run.tokens", tokens),
-        ("tokens", "run.budget", None if tokens is None else "tokens"),
-        ("minutes", "run.minutes", minutes),
-        ("minutes", "run.budget", None if minutes is None else "minutes"),
-        ("batch", "batch.by", None if batch is None else "sequences"),
-        ("batch", "batch.sequences", batch),
-        ("device", "run.device", device or None),
-        ("precision", "run.precision", precision or None),
-    )
-    return options.settings_of(given)
 
 
 def run(
@@ -216,14 +217,11 @@ def chosen_recipe(
     return load_recipe(recipe, settings, options=[*options, one_stage], swept=swept)
 
 
-def _sweep(
-    texts: list[str], chosen: "Callable[..., Recipe]", *, store: Path, out: Path, as_json: bool
-) -> None:
+def _sweep(trials: "Sequence[PretrainingTrial]", *, as_json: bool) -> None:
     """Run a grid of settings and print its table."""
     from bertsmith.objectives.registry import declaration
-    from bertsmith.studies.sweep import read_grid, run_sweep, trials_of
+    from bertsmith.studies.sweep import run_sweep
 
-    trials = trials_of(read_grid(texts), chosen, store=store, out=out)
     shown = {name: each for trial in trials for name, each in declaration(trial.recipe).own.items()}
     outcomes = stoppable(partial(run_sweep, trials), partial(live_line, shown), as_json=as_json)
     show_sweep(outcomes, trials[0].recipe, as_json=as_json)

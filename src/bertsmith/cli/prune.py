@@ -9,6 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.request import lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
@@ -108,7 +109,7 @@ def prune(
         ("device", "run.device", device),
         ("seed", "run.seed", seed),
     ]
-    training = Training(task, tuple(settings or ()), tuple(options.settings_of(given)))
+    training = Training(task, tuple(lines_of(settings)), tuple(options.settings_of(given)))
     if method == "magnitude":
         units = {"heads": heads, "ffn": ffn, "drop_layers": drop_layers, "widths": widths}
         check_no_units(units | {"examples": examples})

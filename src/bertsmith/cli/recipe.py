@@ -3,17 +3,18 @@
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from typer import Argument, Typer, echo
+from typer import Argument, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.request import lines_of
 from bertsmith.cli.spelling import as_now
-from bertsmith.cli.verb import Verb, Verbs
+from bertsmith.cli.verb import App
 
-recipe = Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None, help="Show presets and recipe files.")
+recipe = App(help="Show presets and recipe files.")
 
 
-@recipe.command("show", cls=Verb)
+@recipe.command("show")
 def show(
     name: Annotated[
         str, Argument(metavar="NAME_OR_FILE", help="A preset, a task, or a recipe file in TOML.")
@@ -44,9 +45,9 @@ def show(
 
     loaded: LoadedRecipe[Any]
     if task := ({task.name: task for task in TASKS} | {OWN: custom_task(CustomSpec("", ""))}).get(name):
-        loaded = finetuning_recipe_with_origins(task, settings or [])
+        loaded = finetuning_recipe_with_origins(task, lines_of(settings))
     else:
-        loaded = load_recipe_with_origins(name, settings or [])
+        loaded = load_recipe_with_origins(name, lines_of(settings))
     if as_json:
         shown = (asdict(replace(each, origin=as_now(each.origin))) for each in settings_of(loaded))
         print_json({each.pop("key"): each for each in shown})
@@ -54,7 +55,7 @@ def show(
         echo(as_now(annotated_text(loaded)), nl=False)
 
 
-@recipe.command("list", cls=Verb)
+@recipe.command("list")
 def list_presets(as_json: options.Json = False) -> None:
     """List the presets with their sizes.
 

@@ -2,7 +2,7 @@
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from shlex import quote
@@ -14,17 +14,41 @@ _SPELLING: ContextVar[Spelling] = ContextVar("spelling", default=lambda _key, _v
 
 
 class Setting:
-    """Recipe keys that an option sets, one for each kind of recipe, in the option's annotation."""
+    """Recipe keys that an option sets, in the option's annotation."""
 
-    def __init__(self, *keys: str) -> None:
+    def __init__(
+        self,
+        *keys: str,
+        value: object = None,
+        also: Mapping[str, object] | None = None,
+        derived: Sequence[str] = (),
+    ) -> None:
         self.keys = keys
+        """The key, or that of a pre-training recipe and that of a fine-tuning recipe."""
+        self.value = value
+        """Value that a flag sets; else the option's own."""
+        self.also = also or {}
+        """Keys that are set with the first one."""
+        self.derived = derived
+        """Those of the keys whose values the verb derives from the option."""
+
+    def values(self, given: object, *, tuning: bool) -> list[tuple[str, object]]:
+        """Return all keys that a given option sets, with their values."""
+        key, value = self.keys[-1 if tuning else 0], given if self.value is None else self.value
+        also = self.also.items() if key == self.keys[0] else ()
+        return [] if key in self.derived else [(key, value), *also]
 
 
 def names_of_keys(function: Callable[..., Any]) -> dict[str, str]:
     """Return the parameter that sets each recipe key, by the annotations of a verb or its Python function."""
     parameters = inspect.signature(function).parameters.items()
     notes = ((name, note) for name, each in parameters for note in get_args(each.annotation)[1:])
-    return {key: name for name, note in notes if isinstance(note, Setting) for key in note.keys}
+    return {
+        key: name
+        for name, note in notes
+        if isinstance(note, Setting) and note.value is None
+        for key in note.keys
+    }
 
 
 def as_options(command: Any) -> Spelling:
@@ -55,9 +79,9 @@ def _word(parameter: Any) -> str:
     return str(parameter.opts[0])
 
 
-def as_arguments(function: Callable[..., Any], verb: Callable[..., Any]) -> Spelling:
-    """Return the spelling of a Python function, which does what a verb does."""
-    keys, names = names_of_keys(verb), inspect.signature(function).parameters
+def as_arguments(request: Callable[..., Any]) -> Spelling:
+    """Return the spelling of a Python function, by the parameters of its request."""
+    keys, names = names_of_keys(request), inspect.signature(request).parameters
 
     def spell(key: str, value: str) -> str | None:
         if (name := keys.get(key, key)) in names:

@@ -6,23 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Argument, Exit, Option, Typer, echo
+from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
-from bertsmith.cli.verb import Verb, Verbs
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 
-study = Typer(
-    cls=Verbs,
-    no_args_is_help=True,
-    rich_markup_mode=None,
+study = App(
     help="Train many variants, compare them over seeds, and report the differences with intervals.",
 )
 
 
-@study.command("run", cls=Verb)
+@study.command("run")
 def run_own(
     file: Annotated[Path, Argument(metavar="STUDY", help="A study in TOML.")],
     out: Annotated[Path, Option(help="Folder of the report; the same command goes on with a study there.")],
@@ -108,7 +105,7 @@ def run_own(
         echo(f"report: {out / report.name}.txt, .md, .json, .html")
 
 
-@study.command("status", cls=Verb)
+@study.command("status")
 def show_status(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder of a study (--out).")],
     as_json: options.JsonLines = False,

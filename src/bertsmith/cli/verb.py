@@ -1,18 +1,20 @@
 """The base of all verbs: options that take several words, and usage errors in one line."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
-from typer import BadParameter
+from typer import BadParameter, Typer
 from typer.core import TyperCommand, TyperGroup
 
+from bertsmith.cli.request import with_options
 from bertsmith.cli.spelling import as_options, spelling_as
 from bertsmith.core.errors import UserError
 
 SEVERAL: dict[str, str] = {"cost": "--models", "layers": "--models"}
 """Option that takes all words up to the next option, by verb."""
+Function = TypeVar("Function", bound=Callable[..., Any])
 UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
 """Click's usage error, which Typer does not export."""
 
@@ -38,6 +40,30 @@ class Verb(TyperCommand):
             return super().invoke(ctx)
 
 
+class App(Typer):
+    """A group of verbs; the fields of their requests are options."""
+
+    def __init__(self, **settings: Any) -> None:
+        # Plain help and plain tracebacks: rich would double the time of `bertsmith --help`.
+        super().__init__(
+            cls=Verbs,
+            no_args_is_help=True,
+            rich_markup_mode=None,
+            pretty_exceptions_enable=False,
+            **settings,
+        )
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
+        """Return the decorator of a verb."""
+        register = super().command(name, cls=Verb, **settings)
+
+        def registered(verb: Function) -> Function:
+            register(with_options(verb))
+            return verb
+
+        return registered
+
+
 class Verbs(TyperGroup):
     """A group of commands with usage errors in one line."""
 
@@ -47,6 +73,17 @@ class Verbs(TyperGroup):
             return super().parse_args(ctx, args)
         with mistakes_as_one_line(ctx):
             return super().parse_args(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs by group."""
+        groups: dict[str, list[tuple[str, Any]]] = {}
+        for name in self.list_commands(ctx):
+            verb: Any = self.get_command(ctx, name)
+            groups.setdefault(verb.rich_help_panel or "Commands", []).append((name, verb))
+        room = formatter.width - 6 - max(map(len, self.commands))
+        for title, verbs in groups.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, verb.get_short_help_str(room)) for name, verb in verbs])
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command of this name."""

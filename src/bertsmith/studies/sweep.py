@@ -30,6 +30,7 @@ from bertsmith.pretraining.pretrain import PretrainingResult
 from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.schema import Recipe
+from bertsmith.recipe.toml_text import value_text
 from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.stages import reporting_lack_of_memory
 from bertsmith.tasks.custom import custom_task, spec_of
@@ -375,8 +376,25 @@ def with_values(recipe: FinetuningRecipe, changed: Mapping[str, Any]) -> Finetun
 # ---- a grid of pre-training runs
 
 
-def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
-    """Parse the points of a grid from texts such as optim.peak_lr=1e-3,2e-3."""
+def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dict[str, str]]:
+    """Return the points of a grid: keys with lists of values, or texts such as optim.peak_lr=1e-3,2e-3."""
+    if not isinstance(sweep, Mapping):
+        return grid_points(_read_grid(sweep))
+    texts: dict[str, list[str]] = {}
+    for key, values in sweep.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            remedy = f'give a list: sweep={{"{key}": [...]}}'
+            raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
+        # A string is written without quotes, as on the command line.
+        texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
+        if len(set(texts[key])) < len(texts[key]):
+            raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
+    if not texts:
+        raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
+    return grid_points(texts)
+
+
+def _read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
     values: dict[str, list[str]] = {}
     for text in texts:
         key, equals, listed = text.partition("=")
@@ -387,7 +405,7 @@ def read_grid(texts: Sequence[str]) -> list[dict[str, str]]:
         if key.strip() in values or len(set(found)) < len(found):
             raise UserError(f"{key.strip()} has a value twice", key="sweep", remedy="give each value once")
         values[key.strip()] = found
-    return grid_points(values)
+    return values
 
 
 def grid_points(values: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:

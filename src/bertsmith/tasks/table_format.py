@@ -29,7 +29,9 @@ class TableFormat:
     """Names of the columns, for a file without a header."""
 
     @classmethod
-    def parse(cls, *, delimiter: str = "", encoding: str = "", columns: str = "") -> "TableFormat":
+    def parse(
+        cls, *, delimiter: str = "", encoding: str = "", columns: str | Sequence[str] = ""
+    ) -> "TableFormat":
         """Parse the options of the command line: a character or `tab`, column names with commas between."""
         mark = _SPELLED.get(delimiter, delimiter)
         if len(mark) > 1 or mark in ('"', "\n", "\r"):
@@ -40,7 +42,8 @@ class TableFormat:
         except LookupError as error:
             remedy = "name one such as cp1252, latin-1 or utf-16"
             raise UserError(f"unknown encoding {encoding!r}", key="encoding", remedy=remedy) from error
-        names = tuple(name.strip() for name in columns.split(",")) if columns else ()
+        parts = columns.split(",") if isinstance(columns, str) and columns else columns
+        names = tuple(name.strip() for name in parts)
         if not all(names) or len(set(names)) < len(names):
             remedy = "name every column once, in the order of the file: `columns=text,label`"
             raise UserError(f"{columns!r} does not name columns", key="columns", remedy=remedy)

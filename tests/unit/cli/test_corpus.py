@@ -9,20 +9,19 @@ import time
 from pathlib import Path
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.corpus import corpus
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import App
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from tests.tokenizer_makers import PARAGRAPH, uncased_wordpiece
 
-app = Typer(add_completion=False, rich_markup_mode=None)
-app.command(cls=Verb)(corpus)
-vocab_app = Typer()
-vocab_app.command(cls=Verb)(vocab)
+app = App()
+app.command()(corpus)
+vocab_app = App()
+vocab_app.command()(vocab)
 
 PROGRAM = "from typer import run; from bertsmith.cli.corpus import corpus; run(corpus)"
 

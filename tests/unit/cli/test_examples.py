@@ -5,11 +5,10 @@ import re
 from pathlib import Path
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.examples import examples
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from tests.command_line import bertsmith
 from tests.example_stores import random_store, wordpiece
@@ -24,8 +23,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answer(*arguments: str) -> str:
-    app = Typer(rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(cls=Verb)(examples)
+    app = App()
+    app.command()(examples)
     result = CliRunner().invoke(
         app, [*arguments], env={"COLUMNS": "90", "TERM": "dumb"}, catch_exceptions=False
     )

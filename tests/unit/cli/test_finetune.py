@@ -225,7 +225,7 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
             "--quick --minutes: a head that is solved takes no steps; leave one of them out",
         ),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; leave --seeds"),
-        ("sst2", ("--search", "3"), "--quick --search: a solved head is the same in every run"),
+        ("sst2", ("--random", "3"), "--quick --random: a solved head is the same in every run"),
     ],
 )
 def test_quick_is_refused_where_there_is_nothing_to_solve_or_to_try(capsys, tmp_path, task, words, told):
@@ -338,12 +338,12 @@ MISTAKES = {
         "give --grid or --seeds",
     ),
     "search and folds": (
-        ("custom", "--data", "DATA", *OWN, "--search", "3", "--folds", "3"),
-        "give --folds or --search",
+        ("custom", "--data", "DATA", *OWN, "--random", "3", "--folds", "3"),
+        "give --folds or --random",
     ),
     "search and rate": (
-        ("custom", "--data", "DATA", *OWN, "--search", "3", "--lr", "1e-3"),
-        "--search: the search has its own values of optim.peak_lr",
+        ("custom", "--data", "DATA", *OWN, "--random", "3", "--lr", "1e-3"),
+        "--random: the search has its own values of optim.peak_lr",
     ),
     "folds and a part": (
         ("custom", "--data", "DATA", *OWN, "--folds", "3", "--dev-share", "0.2"),

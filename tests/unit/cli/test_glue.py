@@ -57,6 +57,6 @@ def test_mistakes_are_one_line(capsys, words, tmp_path):
     assert "nowhere: there is no such folder" in gone
     assert "there is no such folder" in mistake(capsys, *words, "--model", tmp_path / "nowhere")
     assert "--lr-grid: it has its own learning rates" in mistake(capsys, *words, "--lr-grid", "--lr", "1e-4")
-    assert "give --seeds or --search" in mistake(capsys, *words, "--seeds", "2", "--search", "3")
+    assert "give --seeds or --random" in mistake(capsys, *words, "--seeds", "2", "--random", "3")
     assert "optim.lr" in mistake(capsys, *words, "--set", "optim.lr=1")
     assert not (tmp_path / "out").exists() or not any((tmp_path / "out").rglob("*.json"))

@@ -4,16 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.inspect import inspect
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from tests import toy_tasks
 
-app = Typer(add_completion=False, rich_markup_mode=None)
-app.command(cls=Verb)(inspect)
+app = App()
+app.command()(inspect)
 
 
 def run(*arguments: object) -> str:

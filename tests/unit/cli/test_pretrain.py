@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.pretrain import live_line, pretrain, show
 from bertsmith.cli.terminal import JsonProgress, LogProgress, progress_display
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.masked_language_modelling import declare_words
@@ -27,8 +26,8 @@ from bertsmith.recipe.schema import Recipe
 from tests.commands import commanded
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store, without_pictures
 
-app = Typer()
-app.command(cls=Verb)(pretrain)
+app = App()
+app.command()(pretrain)
 
 
 @pytest.fixture(scope="module")

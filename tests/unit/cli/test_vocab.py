@@ -10,17 +10,16 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from typer import Typer
 from typer.testing import CliRunner
 
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import App
 from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.text.tokenizer import Tokenizer
 from tests.tokenizer_makers import PARAGRAPH
 
-app = Typer()
-app.command(cls=Verb)(vocab)
+app = App()
+app.command()(vocab)
 
 PROGRAM = "from typer import run; from bertsmith.cli.vocab import vocab; run(vocab)"
 A_MEGABYTE = f"{PARAGRAPH}\n".encode() * 1600

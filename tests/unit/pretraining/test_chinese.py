@@ -4,12 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer import Typer
 from typer.testing import CliRunner
 
 import bertsmith
 from bertsmith.cli.corpus import corpus
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import App
 from bertsmith.cli.vocab import vocab
 from bertsmith.corpus.token_store import TokenStore
 from tests.tiny_runs import run_tiny
@@ -34,8 +33,8 @@ def text(tmp_path: Path) -> Path:
 
 
 def run(command, *arguments: str | Path) -> None:
-    app = Typer()
-    app.command(cls=Verb)(command)
+    app = App()
+    app.command()(command)
     CliRunner().invoke(app, [str(word) for word in arguments], catch_exceptions=False)
 
 

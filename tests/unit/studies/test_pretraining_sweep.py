@@ -7,20 +7,19 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer import Typer
 from typer.testing import CliRunner
 
 from bertsmith.cli.pretrain import pretrain
-from bertsmith.cli.verb import Verb
+from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.pretrain import PretrainingResult
-from bertsmith.studies.sweep import draw_sweep, name_of, ranking, read_grid
+from bertsmith.studies.sweep import draw_sweep, name_of, points_of, ranking
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store
 
-app = Typer()
-app.command(cls=Verb)(pretrain)
+app = App()
+app.command()(pretrain)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +42,7 @@ def outcome(name: str, loss: float | None = None, **ends: str) -> PretrainingRes
 
 
 def test_several_keys_make_a_grid():
-    points = read_grid(["optim.peak_lr=1e-3, 2e-3", "masking.rate=0.15,0.3"])
+    points = points_of(["optim.peak_lr=1e-3, 2e-3", "masking.rate=0.15,0.3"])
     assert [name_of(point) for point in points] == [
         "peak_lr-1e-3_rate-0.15",
         "peak_lr-1e-3_rate-0.3",
@@ -55,9 +54,9 @@ def test_several_keys_make_a_grid():
 @pytest.mark.parametrize("text", ["optim.peak_lr", "=1e-3", "optim.peak_lr=", "optim.peak_lr=1e-3,,2e-3"])
 def test_a_sweep_without_values_is_rejected(text):
     with pytest.raises(UserError, match="^sweep: .*write a key and its values"):
-        read_grid([text])
+        points_of([text])
     with pytest.raises(UserError, match="has a value twice"):
-        read_grid(["optim.peak_lr=1e-3,1e-3"])
+        points_of(["optim.peak_lr=1e-3,1e-3"])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""Requests: dataclasses with help texts, from which the command line and the Python functions are made.
+
+A field's annotation has its type, its `Option` and, for a key of a recipe, its `Setting`. Verbs that share
+options inherit them.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
+
+from bertsmith.cli.spelling import Setting
+from bertsmith.recipe.toml_text import value_text
+
+Place = Path | str
+"""A path; in Python a string, too."""
+Places = Place | Sequence[Place]
+"""One path or several."""
+SettingsGiven = Mapping[str, object] | Sequence[str] | None
+"""Recipe keys with their values: {"optim.peak_lr": 3e-5}; on the command line "optim.peak_lr=3e-5"."""
+Names = str | Sequence[str]
+"""Names; on the command line with commas between."""
+Sweep = Mapping[str, Sequence[object]] | Sequence[str] | None
+"""Recipe keys with the values of each: {"optim.peak_lr": [1e-3, 2e-3]}; or "optim.peak_lr=1e-3,2e-3"."""
+_ON_COMMAND_LINE: dict[Any, Any] = {
+    Any: Path,
+    Place: Path,
+    Places: list[Path],
+    Place | None: Path | None,
+    SettingsGiven: list[str] | None,
+    Names: str,
+    Sweep: list[str] | None,
+}
+"""Types of options, where those of the Python function are wider."""
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """The options of a verb."""
+
+    def __post_init__(self) -> None:
+        for name, note in annotations_of(type(self)).items():
+            value = getattr(self, name)
+            if value is not None and get_args(note)[0] in (Place, Place | None):
+                object.__setattr__(self, name, Path(value).expanduser())
+
+    def given(self, *, tuning: bool = True) -> list[tuple[str, str]]:
+        """Return the settings of the options that were given, each as its origin and `key=value`.
+
+        An option with two keys sets the first one of a pre-training recipe, and the last one of fine-tuning.
+        """
+        return [
+            (f"`{name}`", f"{key}={value_text(chosen)}")
+            for name, note in annotations_of(type(self)).items()
+            for setting in get_args(note)[1:]
+            if isinstance(setting, Setting) and is_given(value := getattr(self, name))
+            for key, chosen in setting.values(value, tuning=tuning)
+        ]
+
+
+def is_given(value: object) -> bool:
+    """True for the value of an option that was given; 0 is one."""
+    return value is not None and value is not False and value not in ("", ())
+
+
+def annotations_of(request: type) -> dict[str, Any]:
+    """Return the annotated type of each field, in order."""
+    hints = get_type_hints(request, include_extras=True)
+    return {each.name: hints[each.name] for each in fields(request)}
+
+
+def lines_of(settings: SettingsGiven) -> list[str]:
+    """Return settings as `key=value`."""
+    if isinstance(settings, Mapping):
+        return [f"{key}={value_text(value)}" for key, value in settings.items()]
+    return list(settings or ())
+
+
+def listed(places: Places) -> list[Path]:
+    """Return one path or several as a list."""
+    given = [places] if isinstance(places, str | Path) else places
+    return [Path(each).expanduser() for each in given]
+
+
+def with_options(verb: Callable[..., R]) -> Callable[..., R]:
+    """Return a verb whose request is spelled out: each of its fields is an option."""
+    parameters = inspect.signature(verb, eval_str=True).parameters
+    requests: dict[str, Any] = {
+        name: each.annotation for name, each in parameters.items() if is_dataclass(each.annotation)
+    }
+    wanted: list[inspect.Parameter] = []
+    for name, each in parameters.items():
+        own = inspect.signature(requests[name]).parameters.values() if name in requests else (each,)
+        notes = annotations_of(requests[name]) if name in requests else {name: each.annotation}
+        for one in own:
+            kind, *rest = get_args(notes[one.name]) or (notes[one.name],)
+            note = Annotated[(_ON_COMMAND_LINE.get(kind, kind), *rest)] if rest else kind
+            wanted.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=note))
+
+    @wraps(verb)
+    def spelled_out(**given: Any) -> R:
+        for name, kind in requests.items():
+            given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
+        return verb(**given)
+
+    spelled_out.__signature__ = inspect.Signature(wanted)  # type: ignore[attr-defined]
+    return spelled_out
+
+
+def function_of(
+    request: Callable[P, R],
+) -> Callable[[Callable[[R], T]], Callable[P, T]]:
+    """Return a decorator that gives a function of a request the request's fields as parameters."""
+
+    def decorate(work: Callable[[R], T]) -> Callable[P, T]:
+        @wraps(work)
+        def call(*given: P.args, **named: P.kwargs) -> T:
+            return work(request(*given, **named))
+
+        call.__signature__ = inspect.signature(request)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
