@@ -46,7 +46,7 @@ def blimp(
     from bertsmith.studies.blimp import blimp_report, read_pair_sets
 
     sets = read_pair_sets(data, limit)
-    bert = open_model(model, "fill", device=device, precision=precision, base=base)
+    bert = open_model(model, "fill", "extend", device=device, precision=precision, base=base)
     report = blimp_report(study(bert, sets), model=name_of_model(model, "fill"))
     if out is not None:
         write_report(report, out)

@@ -75,7 +75,7 @@ def likelihood(
         texts.check()  # before the model is opened
     if out is not None:
         check_table_file(out, texts)
-    bert = open_model(model, "fill", device=device, precision=precision, base=base)
+    bert = open_model(model, "fill", "extend", device=device, precision=precision, base=base)
     if text is None:
         score_file(bert, texts, out, words=words, truncate=truncate, as_json=as_json)
         return
