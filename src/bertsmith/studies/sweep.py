@@ -378,34 +378,28 @@ def with_values(recipe: FinetuningRecipe, changed: Mapping[str, Any]) -> Finetun
 
 def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dict[str, str]]:
     """Return the points of a grid: keys with lists of values, or texts such as optim.peak_lr=1e-3,2e-3."""
-    if not isinstance(sweep, Mapping):
-        return grid_points(_read_grid(sweep))
-    texts: dict[str, list[str]] = {}
-    for key, values in sweep.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            remedy = f'give a list: sweep={{"{key}": [...]}}'
-            raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
-        # A string is written without quotes, as on the command line.
-        texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
-        if len(set(texts[key])) < len(texts[key]):
-            raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
-    if not texts:
+    listed: list[tuple[str, list[str]]] = []
+    if isinstance(sweep, Mapping):
+        for key, values in sweep.items():
+            if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+                remedy = f'give a list: sweep={{"{key}": [...]}}'
+                raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
+            # A string is written without quotes, as on the command line.
+            listed.append((key, [each if isinstance(each, str) else value_text(each) for each in values]))
+    else:
+        for text in sweep:
+            key, _, values = text.partition("=")
+            listed.append((key.strip(), [each.strip() for each in values.split(",")]))
+            if not key.strip() or not all(listed[-1][1]):
+                remedy = "write a key and its values: `sweep=optim.peak_lr=1e-3,2e-3,4e-3`"
+                raise UserError(f"{text!r} names no values of a key", key="sweep", remedy=remedy)
+    if not listed:
         raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
-    return grid_points(texts)
-
-
-def _read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
-    values: dict[str, list[str]] = {}
-    for text in texts:
-        key, equals, listed = text.partition("=")
-        found = [each.strip() for each in listed.split(",")]
-        if not equals or not key.strip() or not all(found):
-            remedy = "write a key and its values: `sweep=optim.peak_lr=1e-3,2e-3,4e-3`"
-            raise UserError(f"{text!r} names no values of a key", key="sweep", remedy=remedy)
-        if key.strip() in values or len(set(found)) < len(found):
-            raise UserError(f"{key.strip()} has a value twice", key="sweep", remedy="give each value once")
-        values[key.strip()] = found
-    return values
+    keys = [key for key, _ in listed]
+    for key, found in listed:
+        if keys.count(key) > 1 or len(set(found)) < len(found):
+            raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
+    return grid_points(dict(listed))
 
 
 def grid_points(values: Mapping[str, Sequence[Value]]) -> list[dict[str, Value]]:
