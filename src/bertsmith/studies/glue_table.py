@@ -85,12 +85,16 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
     found = [(task, folder) for task, folder in in_folder if not wanted or task.name in wanted]
     present = {task.name for task, _ in in_folder}
     if lacking := wanted - present:
-        what = f"has no training data of {', '.join(sorted(lacking))}"
-        raise UserError(what, where=str(data), remedy="add them, or leave them out of `tasks`")
+        what = f"lacks training data of {', '.join(sorted(lacking))}"
+        raise UserError(what, where=str(data), remedy="add them, or remove them from `tasks`")
     if not found:
         names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
-        what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"
-        raise UserError(what, where=str(data), remedy=f"give the folder that holds some of {names}")
+        what = (
+            "does not contain a GLUE task with training data"
+            if data.is_dir()
+            else "this folder does not exist"
+        )
+        raise UserError(what, where=str(data), remedy=f"give the folder with some of {names}")
     trials = {task.name: _trials(request, task, folder) for task, folder in found}
     # Read all tasks before the first training, so that a bad line is not found after hours of training.
     with progress_bar("reading tasks", len(found)) as advance:

@@ -1,8 +1,8 @@
 """Unstructured pruning as stages: gradually while a model is fine-tuned, or after it, with rewinding.
 
 After a training the smallest weights are set to zero, the others are trained again by one or several methods,
-and the best model is kept. Several sparsities share the first training. The recipe's section `sparse` says
-what each training does with zero weights.
+and the best model is kept. Several sparsities share the first training. The recipe's section `sparse` defines
+the handling of zero weights in each training.
 """
 
 import time
@@ -43,9 +43,9 @@ from bertsmith.training.magnitude import (
 MASK_FILE, EARLY, SPARSITY = "mask.safetensors", "early", "sparsity"
 Retraining = Literal["weights", "rate", "finetune"]
 RETRAINING: dict[Retraining, str] = {
-    "weights": "weights and schedule go back to the rewinding step (Frankle et al. 2020)",
-    "rate": "the schedule goes back, the weights stay (Renda et al. 2020)",
-    "finetune": "the weights stay, and learn at a tenth of the peak rate",
+    "weights": "weights and schedule are rewound to the rewinding step (Frankle et al. 2020)",
+    "rate": "only the schedule is rewound (Renda et al. 2020)",
+    "finetune": "nothing is rewound: training at a tenth of the peak rate",
 }
 FINAL_RATE = 0.1
 """Learning rate of "finetune", as a fraction of the peak.
@@ -88,7 +88,7 @@ class Sparsities:
     sparsities: tuple[float, ...]
     retraining: tuple[Retraining, ...] = ("weights",)
     rounds: int = 1
-    """Number of steps in which a trained model is pruned, each followed by a training."""
+    """Number of pruning steps of a trained model, each followed by a training."""
 
     def places(self, out: Path) -> dict[float, Path]:
         """Return the output folder of each sparsity: `out` itself, or a subfolder for each of several."""

@@ -63,7 +63,7 @@ OWN_RATES, OWN_PASSES = 3.0, (0.5, 1.0, 2.0)
 MIN_TRIALS = 3
 """Minimum number of completed trials for a meaningful median; Vizier's paper leaves it open."""
 MEDIAN_STOPPING_NOTE = (
-    f"after {MIN_TRIALS} complete trials, one ends early whose best figure is worse than the median of their "
+    f"after {MIN_TRIALS} complete trials, one ends early if its best is worse than the median of their "
     "means up to the same evaluation (median stopping rule, Golovin et al. 2017)"
 )
 
@@ -78,7 +78,7 @@ class Trial:
     name: str
     assignment: Assignment
     may_end_early: bool = False
-    """True for a trial of a search, in which poor trials end early."""
+    """True for a trial of a search; poor trials of a search end early."""
 
     @property
     def folder(self) -> RunFolder:
@@ -186,8 +186,8 @@ def in_turn(trials: Sequence[Trial | PretrainingTrial], callback: ProgressCallba
     for trial in trials:
         trial.check_same_run()
         study = replace(trial.folder, path=trial.folder.path.parent)
-        if study.begun:  # opening the folder would give that run, not the best of these
-            what, remedy = "holds a single run, beside which no others can be kept", "give `out` a new folder"
+        if study.begun:  # opening the folder would open that run, not the best of these
+            what, remedy = "contains a single run and cannot hold others", "give `out` a new folder"
             raise UserError(what, where=str(study.path), remedy=remedy)
     results: list[Any] = []
     errors: list[UserError] = []
@@ -383,7 +383,7 @@ def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dic
         for key, values in sweep.items():
             if isinstance(values, str) or not isinstance(values, Sequence) or not values:
                 remedy = f'give a list: sweep={{"{key}": [...]}}'
-                raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
+                raise UserError(f"{key} lacks a list of values", key="sweep", remedy=remedy)
             # A string is written without quotes, as on the command line.
             listed.append((key, [each if isinstance(each, str) else value_text(each) for each in values]))
     else:
@@ -392,9 +392,10 @@ def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dic
             listed.append((key.strip(), [each.strip() for each in values.split(",")]))
             if not key.strip() or not all(listed[-1][1]):
                 remedy = "write a key and its values: `sweep=optim.peak_lr=1e-3,2e-3,4e-3`"
-                raise UserError(f"{text!r} names no values of a key", key="sweep", remedy=remedy)
+                raise UserError(f"{text!r} does not name values of a key", key="sweep", remedy=remedy)
     if not listed:
-        raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
+        remedy = 'for example sweep={"optim.peak_lr": [1e-3, 2e-3]}'
+        raise UserError("it is empty", key="sweep", remedy=remedy)
     keys = [key for key, _ in listed]
     for key, found in listed:
         if keys.count(key) > 1 or len(set(found)) < len(found):
@@ -420,7 +421,7 @@ def trials_of(
         name, recipe = name_of(point), recipe_with([f"{key}={value}" for key, value in point.items()])
         trials.append(PretrainingTrial(name, recipe, out / name, store))
     if len({trial.out for trial in trials}) < len(trials):
-        what, remedy = "two runs of the sweep have one name", "sweep over other keys"
+        what, remedy = "two runs of the sweep have the same name", "sweep over other keys"
         raise UserError(what, key="sweep", remedy=remedy)
     return trials
 
@@ -461,7 +462,7 @@ def draw_sweep(
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        log.warning("no picture is drawn: pip install bertsmith[plots] to have one")
+        log.warning("the picture is not drawn: pip install bertsmith[plots]")
         return
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.add_subplot()

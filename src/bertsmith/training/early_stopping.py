@@ -1,4 +1,4 @@
-"""Early stopping: judges that end a run whose further steps are not worth their time."""
+"""Early stopping: judges that end a run when further steps are not worth their time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +12,17 @@ from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.trainer import Progress
 
 EndKind = Literal["finished", "ended early", "stopped"]
-"""End of a run. Ended early: with results that do not compare to those of all steps. Stopped: saved only."""
+"""End of a run.
+
+Ended early: its results are not comparable with those after all steps. Stopped: saved only.
+"""
 
 
 class Judge:
-    """Judges whether a run is worth more steps; this one finds every run so."""
+    """Judges if a run is worth more steps; this one lets every run continue."""
 
     ending: EndKind = "finished"
-    """End of a run that the judge gives a reason to end."""
+    """End of a run that the judge ends with a reason."""
 
     def after_line(self, at: Progress, values: Mapping[str, Any], journal: RunJournal) -> str | None:
         """Return a reason to end the run after a line of metrics, or None; equal in all processes."""
@@ -81,7 +84,7 @@ class Patience(Judge):
     def after_evaluation(self) -> str | None:
         """Return a reason to end the run, or None."""
         if self.best is not None and self.best.has_run_out(self.patience):
-            return "no evaluation has been better for run.patience of them"
+            return "run.patience evaluations did not improve"
         values = () if self.rule is None else list(evaluated_values(self.folder, self.metric).values())
         self.early_end = None if self.rule is None else self.rule(values)
         if self.early_end is None:
@@ -99,7 +102,9 @@ class EarlyStopping:
     rule: StoppingRule | None = None
     """Rule for a run of one process.
 
-    The losses come from the fixed evaluation after step 0, or from the run's own if it has no fixed one."""
+    The losses are taken from the fixed evaluation after step 0, or from the run's own evaluation without a
+    fixed one.
+    """
 
 
 NEVER_EARLY = EarlyStopping()
