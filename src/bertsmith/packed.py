@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 SHORT_LENGTH = 128
-"""Longest sequence, in tokens, for which a GPU has faster kernels."""
+"""Longest sequence, in tokens, that a GPU has faster kernels for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,11 @@ class Layout:
         """Return the first and past-the-last row of each sequence."""
         offsets = self.starts_S1.tolist()
         return zip(offsets[:-1], offsets[1:], strict=True)
+
+
+Rows = Tensor | slice
+"""Requested packed rows: their numbers [R], or all."""
+ALL = slice(None)
 
 
 @dataclass(frozen=True, slots=True)

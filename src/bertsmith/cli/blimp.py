@@ -13,7 +13,7 @@ from bertsmith.cli.presenting import print_json
 
 def blimp(
     model: Annotated[
-        Path | None, Argument(metavar="[MODEL]", help="Model or run folder; without it the embedded one.")
+        Path | None, Argument(metavar="[MODEL]", help="Model or run folder; by default the embedded model.")
     ] = None,
     data: Annotated[Path, Option(metavar="FOLDER", help="Folder with a .jsonl file for each set.")] = Path(
         "blimp"

@@ -1,4 +1,4 @@
-"""Options that several verbs have, and the settings that options stand for."""
+"""Options that several verbs have, and the recipe settings of options."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,7 +15,7 @@ Model = Annotated[
     Option(
         "--model",
         metavar="FOLDER",
-        help="Model or run folder, or the name of a fetched one; else an embedded one.",
+        help="Model or run folder, or the name of a downloaded model; by default an embedded one.",
     ),
 ]
 Base = Annotated[
@@ -23,7 +23,7 @@ Base = Annotated[
     Option(
         "--base",
         metavar="FOLDER",
-        help="For an adapter folder: the model it belongs to; without it the one that it names.",
+        help="For an adapter folder: its base model; by default the one that it names.",
     ),
 ]
 Device = Annotated[
@@ -34,7 +34,7 @@ Precision = Annotated[
     str,
     Option(
         "--precision",
-        help="auto (bf16, or int8 of a quantised folder, where the machine is made for it, else fp32), fp32, "
+        help="auto (bf16, or int8 for a quantised folder, if the machine supports it, else fp32), fp32, "
         "bf16, int8 (CPU).",
     ),
 ]
@@ -51,13 +51,13 @@ Pooling = Annotated[
     Option(
         "--pooling",
         help="Vector of a text: the mean, first (cls) or largest of its tokens' vectors, ..., the pooler's "
-        "output, or the mean without the direction of an empty text (centred); without it, as the folder "
+        "output, or the mean without the direction of an empty text (centred); by default as the folder "
         "defines, else centred.",
     ),
 ]
 Prompt = Annotated[
     str | None,
-    Option("--prompt", metavar="TEXT", help='Put before each text; "" for none, where the folder has one.'),
+    Option("--prompt", metavar="TEXT", help='Put before each text; "" turns off the one of the folder.'),
 ]
 
 # ---- of a table
@@ -71,14 +71,14 @@ Text2Column = Annotated[
 ]
 Delimiter = Annotated[
     str,
-    Option("--delimiter", metavar="CHAR", help="Separator of the cells, if no header shows it."),
+    Option("--delimiter", metavar="CHAR", help="Separator of the cells, if the header does not show it."),
 ]
 Encoding = Annotated[
     str,
     Option("--encoding", metavar="NAME", help="Encoding of a table that is not UTF-8: cp1252, utf-16 ..."),
 ]
 Columns = Annotated[
-    Names, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
+    Names, Option("--columns", metavar="A,B,C", help="The columns of a table without a header.")
 ]
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")]
 

@@ -23,7 +23,7 @@ EnsembleOption = Annotated[bool, Option("--ensemble", help="Let several models p
 def evaluate(
     models: RunsArgument,
     data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
-    split: Annotated[str, Option(help="Split of the folder; without it dev.")] = "",
+    split: Annotated[str, Option(help="Split of the folder; by default dev.")] = "",
     ensemble: EnsembleOption = False,
     delimiter: options.Delimiter = "",
     encoding: options.Encoding = "",
@@ -77,11 +77,11 @@ def evaluate(
 def predict(
     models: RunsArgument,
     data: Annotated[Path, Option("--input", help="File in the task's format; labels are not needed.")],
-    out: Annotated[Path, Option(help="File to write; its ending says the format.")],
+    out: Annotated[Path, Option(help="File to write; its ending is the format.")],
     ensemble: EnsembleOption = False,
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
-    split: Annotated[str, Option(help="Split that the file is, if its name does not show it.")] = "",
-    with_text: Annotated[bool, Option("--with-text", help="Write each text beside its prediction.")] = False,
+    split: Annotated[str, Option(help="Split of the file, if its name does not show it.")] = "",
+    with_text: Annotated[bool, Option("--with-text", help="Write each text with its prediction.")] = False,
     delimiter: options.Delimiter = "",
     encoding: options.Encoding = "",
     columns: options.Columns = "",
@@ -148,5 +148,5 @@ def _check_not_input(data: Path, out: Path) -> None:
     """Raise if the predictions would overwrite the texts."""
     if data.is_file() and out.exists() and data.samefile(out):
         raise UserError(
-            "is the input itself", where=str(out), remedy="name another place for the predictions"
+            "is the input itself", where=str(out), remedy="choose another file for the predictions"
         )

@@ -24,18 +24,18 @@ def prune(
     model: Annotated[Path, Option(help="Fine-tuned model: the folder of a run, or a model folder.")],
     data: Annotated[Path, Option(help="The task's folder, or its file.")],
     out: Annotated[Path, Option(help="Folder to write; a job that was stopped resumes there.")],
-    task: Annotated[str, Option(help="The task; without it the one that the model was fine-tuned for.")] = "",
+    task: Annotated[str, Option(help="The task; by default the task of the model.")] = "",
     heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0,
     ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0,
     widths: Annotated[
         Literal["equal", "free"] | None,
-        Option(help="equal, if none is named: each layer loses as many neurons; free: the least important."),
+        Option(help="equal (the default): as many neurons from each layer; free: the least important."),
     ] = None,
     drop_layers: Annotated[
         str, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
     ] = "",
     examples: Annotated[
-        int | None, Option(min=1, help="Training examples that importance is taken over: 1024.")
+        int | None, Option(min=1, help="Training examples to measure importance on: 1024.")
     ] = None,
     method: Annotated[
         Literal["importance", "magnitude"],
@@ -45,18 +45,18 @@ def prune(
         str,
         Option(
             metavar="FRACTION",
-            help="magnitude: how much of the layers' weights is set to zero, or several: a,b.",
+            help="magnitude: fraction of the layers' weights to set to zero, or several: a,b.",
         ),
     ] = "",
     rewind: Annotated[
         float | None,
-        Option(help="magnitude: train first, prune, and go back to this part of the training."),
+        Option(help="magnitude: train first, prune, and rewind to this fraction of the training."),
     ] = None,
     retrain: Annotated[
         str,
         Option(
             metavar="HOW",
-            help="With --rewind, what goes back: weights (if none is named), rate, finetune (nothing), or "
+            help="With --rewind, what to rewind: weights (the default), rate, finetune (nothing), or "
             "several: a,b.",
         ),
     ] = "",
@@ -114,20 +114,20 @@ def prune(
         units = {"heads": heads, "ffn": ffn, "drop_layers": drop_layers, "widths": widths}
         check_no_units(units | {"examples": examples})
         if epochs == 0:
-            what, remedy = "single weights go while the model is trained", "leave it out"
+            what, remedy = "single weights are removed during training", "remove it"
             raise UserError(what, key="epochs", remedy=remedy)
         if rewind is None and (retrain or rounds):
-            key, remedy = "retrain" if retrain else "rounds", "leave it out, or add `rewind=0.1`"
-            raise UserError("weights go in a single training", key=key, remedy=remedy)
+            key, remedy = "retrain" if retrain else "rounds", "remove it, or add `rewind=0.1`"
+            raise UserError("weights are removed in a single training", key=key, remedy=remedy)
         asked = SparseOptions(sparsity, rewind, retrain or "weights", rounds or 1)
         show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
         return
     if sparsity or rewind is not None or retrain:
-        what = "single weights go by their magnitude, not by importance"
+        what = "single weights are removed by magnitude, not by importance"
         raise UserError(what, where="`sparsity`, `rewind`, `retrain`", remedy="add `method=magnitude`")
     layers = numbered_layers(drop_layers)
     if not (heads or ffn or layers):
-        raise UserError("nothing is to be removed", remedy="give `heads`, `ffn` or `drop_layers`")
+        raise UserError("nothing to remove", remedy="give `heads`, `ffn` or `drop_layers`")
     from bertsmith.studies.pruning import Removal
 
     parts = (rounds or 4) if heads or ffn else 1
@@ -186,19 +186,19 @@ def run_magnitude(
     from bertsmith.studies.pruning import task_to_train
 
     if not (sparsities := listed_fractions(asked.sparsity)):
-        what = "needs the fraction of the weights that is to be zero"
+        what = "needs the fraction of the weights to set to zero"
         raise UserError(what, where="`method=magnitude`", remedy="add `sparsity=0.7`")
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             what = f"{sparsity:g} of the weights cannot be zero"
-            raise UserError(what, key="sparsity", remedy="choose one such as 0.7")
+            raise UserError(what, key="sparsity", remedy="choose one, for example 0.7")
     if asked.rewind is None and len(sparsities) > 1:
-        what = "while a model is trained its weights go to one sparsity"
+        what = "training reaches one sparsity only"
         raise UserError(what, key="sparsity", remedy="give one, or add `rewind=0.1`")
     methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
     if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
-        remedy = f"choose of {', '.join(RETRAINING)}"
-        raise UserError(f"there is no {strange[0]!r}", key="retrain", remedy=remedy)
+        remedy = f"choose from {', '.join(RETRAINING)}"
+        raise UserError(f"{strange[0]!r} is not a choice", key="retrain", remedy=remedy)
     rows = [
         ("rewind", "sparse.early_at", asked.rewind),
         ("sparsity", "sparse.gradual", sparsities[0] if asked.rewind is None else None),
@@ -220,15 +220,15 @@ def run_magnitude(
 def check_no_units(given: "Mapping[str, object]") -> None:
     """Raise if an option for heads, neurons or layers is given with --method magnitude."""
     if named := [name for name, value in given.items() if value]:
-        what = "single weights go by their magnitude; heads, neurons and layers go by importance"
-        raise UserError(what, key=named[0], remedy="leave it out, or `method=magnitude`")
+        what = "single weights are removed by magnitude; heads, neurons and layers by importance"
+        raise UserError(what, key=named[0], remedy="remove it, or `method=magnitude`")
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:
     """Parse layer numbers in a list such as 3,7."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if strange := [word for word in words if not word.isdecimal()]:
-        raise UserError(f"{strange[0]!r} is no layer", key="drop_layers", remedy="write numbers: 10,11")
+        raise UserError(f"{strange[0]!r} is not a layer", key="drop_layers", remedy="write numbers: 10,11")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -238,7 +238,7 @@ def listed_fractions(text: str) -> tuple[float, ...]:
     try:
         return tuple(dict.fromkeys(map(float, words)))
     except ValueError:
-        what, remedy = f"{text!r} is no fraction of the weights", "write a number, or several: 0.5,0.7"
+        what, remedy = f"{text!r} is not a fraction of the weights", "write a number, or several: 0.5,0.7"
         raise UserError(what, key="sparsity", remedy=remedy) from None
 
 

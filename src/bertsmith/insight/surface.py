@@ -22,9 +22,8 @@ from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Analysis, attention_pass
-from bertsmith.model.attention.watched import WatchedAttention
+from bertsmith.model.encoder_config import need
 from bertsmith.model.importance import ImportanceGates, importance_gates
-from bertsmith.model.transformer.transformer import with_attention
 from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import PackedBatch, moved_to_device, pack
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
@@ -51,8 +50,9 @@ GRADIENT_BATCH_TOKENS = 1024
 class Surface:
     """The measures of every head [L, H].
 
-    A measure is NaN if it needs pairs, [CLS] or [SEP] and the texts have none. Gradients and importance are
-    NaN if the model has no masked-LM head or no mask."""
+    A measure is NaN if it requires pairs, [CLS] or [SEP] and the texts lack them. Gradients and importance
+    are NaN if the model lacks a masked-LM head or a mask.
+    """
 
     measures: dict[str, PerHead]
     texts: int
@@ -88,7 +88,7 @@ def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed:
 
 
 def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> Surface:
-    """Return the surface measures of every head over these texts that need no gradients."""
+    """Return the surface measures of every head over these texts, except the gradients."""
     encoded = shortened(bert, texts, longest)
     config = with_heads(bert.model.network.config)
     kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]
@@ -228,8 +228,8 @@ def _add_gradients(
 def _importance_sums(gates: ImportanceGates) -> PerHead:
     """Return the sums of the heads' gates by layer [L, H]; layers that share a block share its gates."""
     found = [heads_H for heads_H, _ in gates.sums]
-    order = with_attention(gates.network.encoder).order
-    return torch.stack([found[block] for block in order]).numpy()
+    heads = need(gates.network.encoder.heads, "attention heads")
+    return torch.stack([found[block] for block in heads.order]).numpy()
 
 
 def _gradient_sums(
@@ -250,8 +250,7 @@ def _gradient_sums(
         seen.append((layer, numbers, kept))
         return kept
 
-    heads = with_attention(network.encoder)
-    hidden_TD = heads(batch.to(device), WatchedAttention(watch))
+    hidden_TD = need(network.encoder.heads, "attention heads").watch(batch.to(device), watch)
     scores_PV = network.word_scores(hidden_TD, rows_P.to(device)).float()
     losses_P = functional.cross_entropy(scores_PV, wanted_P.to(device), reduction="none")
     loss = (losses_P * weights_P.to(device)).sum()

@@ -32,7 +32,7 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, WordView, mean_of_rows
+from bertsmith.model.encoder import Depth, Encoder, Stack, WordView, mean_of_rows
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, PassSize, StepForm
 from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Transform
@@ -40,7 +40,7 @@ from bertsmith.model.importance import importance_gates, sequence_of_rows
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
 from bertsmith.model.network import Network, new_network, set_direction
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
-from bertsmith.packed import PackedBatch, pack
+from bertsmith.packed import ALL, PackedBatch, Rows, pack
 from bertsmith.serve.model_registry import info_of
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.quantise import quantise_weights
@@ -258,7 +258,7 @@ def test_it_stays_with_the_direction_that_it_has(network):
 
 
 def test_its_weights_are_not_rounded(run, tmp_path):
-    with pytest.raises(UserError, match="no linear layers whose weights can be rounded"):
+    with pytest.raises(UserError, match="no linear layers with weights to round"):
         quantise_weights(run / "model", tmp_path / "small", bits=8, base=None)
 
 
@@ -270,7 +270,7 @@ def test_commands_say_so_in_one_line(run, tmp_path, capsys):
 
 
 def test_recipe_keys_of_a_transformer_are_not_its_own(store, tmp_path):
-    with pytest.raises(UserError, match=f"model.heads = 2 is a part that model.type = {TYPE} has not"):
+    with pytest.raises(UserError, match=f"model.heads = 2 is not supported by model.type = {TYPE}"):
         run_tiny(store, tmp_path / "run", f"model.type={TYPE}")
 
 
@@ -344,7 +344,7 @@ def test_a_word_is_as_likely_as_both_sides_say_together_and_nothing_is_masked(bo
 
 
 def test_several_masks_are_rejected_for_a_model_that_reads_them_as_words(both_sides):
-    with pytest.raises(UserError, match=r"has 2 \[MASK\], and this model was trained without any"):
+    with pytest.raises(UserError, match=r"has 2 \[MASK\], but this model was trained without masks"):
         both_sides.fill("the [MASK] heats the [MASK]")
 
 

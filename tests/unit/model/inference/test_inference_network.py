@@ -53,7 +53,7 @@ def test_packed_weights_give_the_same_states_and_maps(model_type):
             packed.encoder.hidden_states(BATCH), network.encoder.hidden_states(BATCH), strict=True
         ):
             assert torch.allclose(ours, plain, atol=2e-6)
-        maps, expected = (each.encoder.attention_maps(BATCH)[-1][0] for each in (packed, network))
+        maps, expected = (each.encoder.heads.maps(BATCH)[-1][0] for each in (packed, network))
         assert torch.allclose(maps, expected, atol=2e-6)
 
 
@@ -234,7 +234,7 @@ def test_signed_inputs_that_are_moved_up_give_the_same(stream, monkeypatch, dtyp
     assert relative_error(found[1].float(), found[0].float()) < tolerance
 
 
-@pytest.mark.skipif(not has_int8_products(), reason="this CPU has no 8-bit products")
+@pytest.mark.skipif(not has_int8_products(), reason="this CPU does not have 8-bit products")
 def test_eight_bits_are_faster(stream, one_thread):
     # By two to three times; inputs of the wrong type go to a kernel that takes ten to thousands of times as
     # long, and another version of torch may want another type.
