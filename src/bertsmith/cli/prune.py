@@ -131,8 +131,8 @@ def prune(
     from bertsmith.studies.pruning import Removal
 
     parts = (rounds or 4) if heads or ffn else 1
-    removal = Removal(heads, ffn, widths or "equal", layers, parts, examples or 1024)
-    result = run_rounds(places, training, removal, trains=epochs != 0, as_json=as_json)
+    removal = Removal(heads, ffn, widths or "equal", layers, parts, examples or 1024, trains=epochs != 0)
+    result = run_rounds(places, training, removal, as_json=as_json)
     print_json(plain_result(result)) if as_json else show(result)
 
 
@@ -165,25 +165,23 @@ class SparseOptions:
     rounds: int
 
 
-def run_rounds(
-    places: Places, training: Training, removal: "Removal", *, trains: bool, as_json: bool
-) -> "PruningResult":
+def run_rounds(places: Places, training: Training, removal: "Removal", *, as_json: bool) -> "PruningResult":
     """Remove heads and neurons in rounds."""
-    from bertsmith.studies.pruning import PruningRequest, prune, pruning_recipe, task_of_model
+    from bertsmith.studies.pruning import PruningJob, prune, pruning_recipe, task_of_model
 
     chosen, config = task_of_model(places.model, training.task)
     recipe = pruning_recipe(chosen, config, training.settings, options=training.options)
     where = (places.model, places.data, places.out)
-    request = PruningRequest(chosen, *where, removal, recipe, trains=trains, skip_bad=places.skip_bad)
-    return stoppable(lambda callback: prune(request, callback), as_json=as_json)
+    job = PruningJob(chosen, *where, recipe, places.skip_bad)
+    return stoppable(lambda callback: prune(job, removal, callback), as_json=as_json)
 
 
 def run_magnitude(
     places: Places, training: Training, asked: SparseOptions, *, as_json: bool
 ) -> "list[SparseResult]":
     """Set single weights to zero."""
-    from bertsmith.studies.magnitude_pruning import RETRAINING, MagnitudeRequest, prune_by_magnitude
-    from bertsmith.studies.pruning import task_to_train
+    from bertsmith.studies.magnitude_pruning import RETRAINING, Sparsities, prune_by_magnitude
+    from bertsmith.studies.pruning import PruningJob, task_to_train
 
     if not (sparsities := listed_fractions(asked.sparsity)):
         what = "needs the fraction of the weights to set to zero"
@@ -205,16 +203,9 @@ def run_magnitude(
     ]
     given = [*training.options, *options.settings_of(rows)]
     task, recipe = task_to_train(places.model, training.task, training.settings, options=given)
-    request = MagnitudeRequest(
-        task,
-        *(places.model, places.data, places.out),
-        recipe,
-        sparsities=sparsities,
-        retraining=methods,  # type: ignore[arg-type]  # checked above
-        rounds=asked.rounds,
-        skip_bad=places.skip_bad,
-    )
-    return stoppable(lambda callback: prune_by_magnitude(request, callback), as_json=as_json)
+    job = PruningJob(task, places.model, places.data, places.out, recipe, places.skip_bad)
+    wanted = Sparsities(sparsities, methods, asked.rounds)  # type: ignore[arg-type]  # checked above
+    return stoppable(lambda callback: prune_by_magnitude(job, wanted, callback), as_json=as_json)
 
 
 def check_no_units(given: "Mapping[str, object]") -> None:
