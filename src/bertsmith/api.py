@@ -39,7 +39,6 @@ from bertsmith.finetuning.predict import predict as run_prediction
 from bertsmith.inference.loaded_model import Bert, Precision, load
 from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
-from bertsmith.recipe.toml_text import value_text
 from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.sweep import (
     PretrainingTrial,
@@ -321,7 +320,3 @@ def _opening(device: str, precision: Precision, base: Path | str | None) -> Open
 def _folders(model: Path | str | Sequence[Path | str]) -> list[Path]:
     given = [model] if isinstance(model, str | Path) else list(model)
     return [Path(folder).expanduser() for folder in given]
-
-
-def _overrides(settings: Settings | None) -> list[str]:
-    return [f"{key}={value_text(value)}" for key, value in (settings or {}).items()]

@@ -59,7 +59,7 @@ class TextSource:
         from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix, column_names
 
         form = self.form
-        options = {"--text2": self.text2, "delimiter": form.delimiter, "--encoding": form.encoding}
+        options = {"--text2": self.text2, "--delimiter": form.delimiter, "--encoding": form.encoding}
         given = [name for name, value in {**options, "--columns": form.columns}.items() if value]
         where = name_of(self.path)
         if self.path == STANDARD_INPUT:
