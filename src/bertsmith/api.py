@@ -17,9 +17,10 @@ from typing import Any
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
 from bertsmith.cli.finetune import FinetuneRequest
 from bertsmith.cli.finetune import live_line as finetuning_line
+from bertsmith.cli.predict import EvaluateRequest, PredictRequest
 from bertsmith.cli.pretrain import PretrainRequest
 from bertsmith.cli.pretrain import live_line as pretraining_line
-from bertsmith.cli.request import function_of
+from bertsmith.cli.request import function_of, listed
 from bertsmith.cli.spelling import as_arguments
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
@@ -28,22 +29,18 @@ from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.finetune import finetune as run_finetuning
 from bertsmith.finetuning.predict import (
     FilePredictions,
-    Opening,
-    Reading,
     predict_labelled,
     prediction_rows,
     with_texts,
     write_predictions,
 )
 from bertsmith.finetuning.predict import predict as run_prediction
-from bertsmith.inference.loaded_model import Bert, Precision, load
+from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
-from bertsmith.recipe.toml_text import value_text
 from bertsmith.studies.pretraining_sweep import PretrainingTrial, run_sweep
 from bertsmith.studies.sweep import Stopped, best_of, run_trials, spreads_of
 from bertsmith.tasks.kinds.registry import metric_named
-from bertsmith.tasks.table_format import TableFormat
 from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.early_stopping import EarlyStopping
 
@@ -250,73 +247,34 @@ def _sweep_run(
     return replace(runs[0], trials=runs)
 
 
-def evaluate(
-    model: Path | str | Sequence[Path | str],
-    data: Any,
-    *,
-    split: str = "",
-    delimiter: str = "",
-    encoding: str = "",
-    columns: Sequence[str] = (),
-    skip_bad: bool = False,
-    device: str = "auto",
-    precision: Precision = "auto",
-    base: Path | str | None = None,
-) -> PredictionRun:
+@function_of(EvaluateRequest)
+def evaluate(request: EvaluateRequest) -> PredictionRun:
     """Evaluate a fine-tuned model, or an ensemble, on labelled data, as `bertsmith evaluate` does.
 
     Example: bertsmith.evaluate("runs/reviews", frame).metrics["accuracy"]
     """
-    folders, rows = _folders(model), RowFiles(as_arguments(evaluate))
+    folders, rows = listed(request.model), RowFiles(as_arguments(EvaluateRequest))
     with TemporaryDirectory() as place, python_words(rows):
-        form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
-        path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
+        path = rows.path(request.data, Path(place) / "data", "data")
         kept = folders[0].with_name(f"{folders[0].name}-data.jsonl")
         if rows.names and path.is_file() and kept.is_file() and filecmp.cmp(path, kept, shallow=False):
             # These are the training data: with the run's own file, only the held-out rows are evaluated.
             path = kept
             rows.names[kept] = "data"
-        opening = _opening(device, precision, base)
-        file = predict_labelled(folders, path, reading=reading, **opening)
+        file = predict_labelled(folders, path, reading=request.reading, **request.opening)
         warnings = tuple(map(rows.in_python_words, file.warnings))
     return PredictionRun(file.metrics(), file.skipped, warnings, file)
 
 
-def predict(
-    model: Path | str | Sequence[Path | str],
-    data: Any,
-    *,
-    split: str = "",
-    delimiter: str = "",
-    encoding: str = "",
-    columns: Sequence[str] = (),
-    skip_bad: bool = False,
-    device: str = "auto",
-    precision: Precision = "auto",
-    base: Path | str | None = None,
-) -> PredictionRun:
+@function_of(PredictRequest)
+def predict(request: PredictRequest) -> PredictionRun:
     """Predict for data with a fine-tuned model, or an ensemble, as `bertsmith predict` does.
 
     Example: pandas.DataFrame(bertsmith.predict("runs/reviews", frame).table())
     """
-    rows = RowFiles(as_arguments(predict))
+    rows = RowFiles(as_arguments(PredictRequest))
     with TemporaryDirectory() as place, python_words(rows):
-        form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
-        path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
-        opening = _opening(device, precision, base)
-        file = run_prediction(_folders(model), path, reading=reading, **opening)
+        path = rows.path(request.data, Path(place) / "data", "data")
+        file = run_prediction(listed(request.model), path, reading=request.reading, **request.opening)
         warnings = tuple(map(rows.in_python_words, file.warnings))
     return PredictionRun({}, file.skipped, warnings, file)
-
-
-def _opening(device: str, precision: Precision, base: Path | str | None) -> Opening:
-    return Opening(device=device, precision=precision, base=None if base is None else Path(base))
-
-
-def _folders(model: Path | str | Sequence[Path | str]) -> list[Path]:
-    given = [model] if isinstance(model, str | Path) else list(model)
-    return [Path(folder).expanduser() for folder in given]
-
-
-def _overrides(settings: Settings | None) -> list[str]:
-    return [f"{key}={value_text(value)}" for key, value in (settings or {}).items()]

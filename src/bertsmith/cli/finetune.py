@@ -15,7 +15,6 @@ from bertsmith.cli.spelling import Setting
 from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.assignment import Assignment
@@ -60,7 +59,7 @@ class TrainedOn(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTable(Request):
+class OwnTable(options.Table):
     """The options for a user's own table; empty if not given."""
 
     text: Annotated[str, Option(help="custom: column of the text.")] = ""
@@ -80,9 +79,6 @@ class OwnTable(Request):
     folds: Annotated[
         int | None, Option(min=2, help="custom: so many runs, each developed on another fold of the data.")
     ] = None
-    delimiter: options.Delimiter = ""
-    encoding: options.Encoding = ""
-    columns: options.Columns = ""
 
     def task_named(self, name: str, data: Path) -> "Task":
         """Return the user's own task, or a published one; raise if that has options for an own table."""
@@ -101,7 +97,6 @@ class OwnTable(Request):
         from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 
         self._check()
-        form = TableFormat.parse(delimiter=self.delimiter, encoding=self.encoding, columns=self.columns)
         kept = {"kind": self.kind, "separator": self.separator, "test_fraction": self.test_share}
         spec = CustomSpec(self.text, self.label, second=self.text2, key=self.id)
         spec = replace(spec, **{name: value for name, value in kept.items() if value})  # type: ignore[arg-type]
@@ -111,12 +106,12 @@ class OwnTable(Request):
             if not self.dev.is_file():
                 remedy = "name a table as `data` is"
                 raise UserError("no such file", where=f"`dev={self.dev}`", remedy=remedy)
-            return custom_task(replace(spec, dev_fraction=0.0, dev=str(self.dev.resolve())), form)
+            return custom_task(replace(spec, dev_fraction=0.0, dev=str(self.dev.resolve())), self.form)
         if has_own_dev(data):
             self._check_no_part(f"{data} has a development file of its own")
-            return custom_task(replace(spec, dev_fraction=0.0), form)
+            return custom_task(replace(spec, dev_fraction=0.0), self.form)
         chosen = spec if self.dev_share is None else replace(spec, dev_fraction=self.dev_share)
-        return custom_task(chosen, form)
+        return custom_task(chosen, self.form)
 
     def _check(self) -> None:
         """Raise if an option is missing or has no effect."""
