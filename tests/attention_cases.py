@@ -1,10 +1,11 @@
 """Ragged attention problems and the statistics of dropout, shared by the CPU and the GPU tests."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from bertsmith.model.attention.rule import AttentionRule
-from bertsmith.packed import Layout
+from bertsmith.model.attention.projection import Attend, Projection
+from bertsmith.model.attention.rule import AttentionRule, Form
+from bertsmith.packed import ALL, Layout
 
 RULES = [
     AttentionRule(),
@@ -18,6 +19,22 @@ LENGTHS = [7, 31, 1, 7, 64, 31, 2, 40, 3, 4, 5]  # 4 and 5: a window of 3 just c
 def layout_of(lengths: list[int], device: str = "cpu") -> Layout:
     starts = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0).int()
     return Layout(starts.to(device), max(lengths))
+
+
+def of_vectors(query: Tensor, key: Tensor, value: Tensor) -> Projection:
+    """Inputs of attention that were computed before."""
+    hidden, positions = query.flatten(1), torch.arange(len(query), device=query.device)
+    vectors = (query, key, value)
+    return Projection(hidden, nn.Identity(), query.shape[-1], None, positions, ALL, vectors=vectors)
+
+
+def of_three(attend: Attend) -> Form:
+    """Attention as a function of query, key and value, as the reference is."""
+
+    def form(query: Tensor, key: Tensor, value: Tensor, layout: Layout, rule: AttentionRule) -> Tensor:
+        return attend(of_vectors(query, key, value), layout, rule).view_as(value)
+
+    return form
 
 
 def operands(tokens: int, *, heads: int = 2, width: int = 16, device: str = "cpu", dtype=torch.float32):

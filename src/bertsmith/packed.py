@@ -34,6 +34,11 @@ class Layout:
         return zip(offsets[:-1], offsets[1:], strict=True)
 
 
+Rows = Tensor | slice
+"""Requested packed rows: their numbers [R], or all."""
+ALL = slice(None)
+
+
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
     """One flat row of tokens from many sequences, with segment and position of each token."""

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from bertsmith.model.attention.attend import KERNELS, packed_attention
+from bertsmith.model.attention.attend import KERNELS, attend
 from bertsmith.model.attention.rule import AttentionRule, reference_attention
 from tests.attention_cases import (
     LENGTHS,
@@ -9,12 +9,17 @@ from tests.attention_cases import (
     explicit_attention,
     kept_probabilities,
     layout_of,
+    of_three,
+    of_vectors,
     operands,
     sequences_agree_by_chance,
 )
 
 pytestmark = pytest.mark.gpu
 
+packed_attention = of_three(attend)
+FORMS = [name for name, kernel in KERNELS.items() if kernel.device != "cpu" and name != "tiled"]
+"""Those that take query, key and value; tests/gpu/test_triton_kernels.py has the other."""
 PRECISIONS = [(torch.bfloat16, 1.5e-2, 5e-2), (torch.float16, 2e-3, 1e-2), (torch.float32, 1e-4, 5e-4)]
 
 
@@ -35,19 +40,19 @@ def test_the_fast_form_equals_the_reference_forward_and_backward(rule, dtype, to
 
 
 def first_that_takes(query, layout, rule) -> str:
-    on_gpu = {name: kernel for name, kernel in KERNELS.items() if kernel.device != "cpu"}
-    return next(name for name, kernel in on_gpu.items() if kernel.takes(query, layout, rule))
+    inputs = of_vectors(query, query, query)
+    return next(name for name in FORMS if KERNELS[name].takes(inputs, layout, rule))
 
 
-@pytest.mark.parametrize("name", [name for name, kernel in KERNELS.items() if kernel.device != "cpu"])
+@pytest.mark.parametrize("name", FORMS)
 def test_each_form_equals_the_reference_wherever_it_is_taken(name):
-    kernel, layout, compared = KERNELS[name], layout_of(LENGTHS, "cuda"), 0
+    form, layout, compared = of_three(KERNELS[name].attend), layout_of(LENGTHS, "cuda"), 0
     for dtype, tolerance, gradient_tolerance in PRECISIONS:
         projected, operand = operands(sum(LENGTHS), width=64, device="cuda", dtype=dtype)
         exact = projected.detach().double().requires_grad_()
         upstream = torch.randn(operand[0].shape, device="cuda", dtype=dtype)
         for rule in (rule for rule in RULES if first_that_takes(operand[0], layout, rule) == name):
-            fast = kernel.attend(*operand, layout, rule)
+            fast = form(*operand, layout, rule)
             (gradient,) = torch.autograd.grad(fast, projected, upstream, retain_graph=True)
             plain = reference_attention(*exact.unbind(1), layout, rule)
             (plain_gradient,) = torch.autograd.grad(plain, exact, upstream.double())

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from bertsmith.model import encoder
+from bertsmith.model.attention.attend import KERNELS
 from bertsmith.model.attention.rotary import Rotary
 from bertsmith.model.attention.rule import AttentionRule, reference_attention
-from bertsmith.model.attention.short import attend_within, short_attention
+from bertsmith.model.attention.short import attend_short, attend_within
 from bertsmith.model.kernels import fused_gelu as fused_gelu_module
 from bertsmith.model.kernels import residual_norm as residual_norm_module
 from bertsmith.model.kernels.elementwise import real_probability
@@ -21,7 +21,7 @@ from bertsmith.model.kernels.fused_gelu import biased_gelu, fused_gated_gelu, li
 from bertsmith.model.kernels.residual_norm import fused_residual_norm, residual_norm
 from bertsmith.model.network import new_network
 from bertsmith.packed import pack
-from tests.attention_cases import layout_of
+from tests.attention_cases import layout_of, of_vectors
 from tests.interpreted import DEVICE, HALF, INTERPRETED, OTHER, largest_difference
 from tests.tiny import tiny_encoder_config
 
@@ -315,7 +315,7 @@ def test_turning_inside_equals_turning_before(rate):
 
     def turned_before():
         query, key, value = projected.unbind(1)
-        return short_attention(*ROTARY(query, key, positions()), value, layout, rule)
+        return attend_short(of_vectors(*ROTARY(query, key, positions()), value), layout, rule)
 
     ours = run(lambda: attend_within(projected, layout, rule, ROTARY.turns(positions(), projected)))
     before = run(turned_before)
@@ -360,7 +360,7 @@ def test_attention_of_three_tensors_equals_that_of_their_projection():
         return attend_within(projected, layout, rule)
 
     assert all(map(torch.equal, run(whole, 1), run(whole, 1)))
-    split = run(lambda: short_attention(*projected.unbind(1), layout, rule), 1)
+    split = run(lambda: attend_short(of_vectors(*projected.unbind(1)), layout, rule), 1)
     assert all(map(torch.equal, run(whole, 1), split))
     assert not any(map(torch.equal, run(whole, 1), run(whole, 2)))
 
@@ -400,9 +400,10 @@ def test_a_network_is_as_close_to_single_precision_as_without_the_kernels(
     batch = pack([[rng.randrange(90) for _ in range(length)] for length in (64, 5, 1, 128, 33)]).to(DEVICE)
 
     def run(taken: bool, dtype: torch.dtype) -> list[torch.Tensor]:
+        for name in ("short", "tiled"):
+            kernel = KERNELS[name]._replace(device="any", takes=lambda *_: taken)
+            monkeypatch.setitem(KERNELS, name, kernel)
         for module, name in (
-            (encoder, "within_takes"),
-            (encoder, "sums_bias_of"),
             (residual_norm_module, "kernel_takes"),
             (fused_gelu_module, "kernel_takes"),
             (fused_gelu_module, "gate_kernel_takes"),

@@ -75,7 +75,7 @@ def test_debertas_relative_positions_are_those_of_transformers(changes, tmp_path
     with torch.no_grad():
         hidden = model.network(batch)
         ours = model.network.scores("classify", hidden, batch.layout)
-        maps = model.network.encoder.attention_maps(batch)
+        maps = model.network.encoder.heads.maps(batch)
         for number, (text, segment) in enumerate(zip(ids, segments, strict=True)):
             inputs = {"input_ids": torch.tensor([text]), "token_type_ids": torch.tensor([segment])}
             expected = theirs(**inputs, output_attentions=True, output_hidden_states=True)

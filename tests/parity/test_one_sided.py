@@ -78,7 +78,7 @@ def test_the_attention_that_is_shown_is_of_one_side(direction):
     config = replace(tiny_encoder_config(), direction=direction)
     network = new_network(config, {}, torch.Generator().manual_seed(3)).eval()
     batch = pack(TEXTS)
-    for layer in network.encoder.attention_maps(batch):
+    for layer in network.encoder.heads.maps(batch):
         for each in layer:
             beyond = each.triu(1) if direction == "left-to-right" else each.tril(-1)
             assert (beyond == 0).all() and torch.allclose(each.sum(-1), torch.ones(()), atol=1e-6)

@@ -17,10 +17,12 @@ from torch.nn import functional
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput
-from bertsmith.model.attention.rule import AttentionRule, explain_attention
-from bertsmith.model.transformer.transformer import Transformer, with_attention
+from bertsmith.model.attention.projection import Vectors
+from bertsmith.model.attention.rule import AttentionRule, attention_probabilities
+from bertsmith.model.attention.watched import AttentionHeads, shown
+from bertsmith.model.encoder_config import need
 from bertsmith.model.transformer.transformer_config import TransformerConfig, with_heads
-from bertsmith.packed import Layout, PackedBatch, pack
+from bertsmith.packed import ALL, PackedBatch, pack
 from bertsmith.text.tokenizer import Encoded
 
 HeadKind = Literal["previous", "next", "itself", "first", "separator", "broad", "mixed"]
@@ -153,16 +155,18 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
             "the scores of this model are not a product of one query and one key: they add relative positions"
         )
         raise UserError(what, remedy="take a BERT for this view")
-    found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    found: list[Tensor] = []
 
-    def record(weights_HNN: Tensor, *vectors_NHK: Tensor) -> None:
-        query, key, value = (each[:, head].float().cpu() for each in vectors_NHK)
-        found.append((query, key, value, weights_HNN[head]))
+    def see(number: int, vectors: Vectors, rule: AttentionRule) -> None:
+        if number == layer:
+            weights_HNN = attention_probabilities(*vectors[:2], rule)
+            found.extend(each[:, head].float().cpu() for each in vectors)
+            found.append(weights_HNN[head, token].float().cpu())
 
-    _each_layer_with_vectors(bert, batch, record)
-    query_NK, key_NK, value_NK, weights_NN = found[layer]
+    with torch.no_grad():
+        _heads(bert).last_states(batch, shown(see), ALL)
+    query_NK, key_NK, value_NK, weights_N = found
     scores_N = key_NK @ query_NK[token] / query_NK.shape[-1] ** 0.5
-    weights_N = weights_NN[token]
     most = weights_N.topk(min(MOST_READ, len(weights_N))).indices
     output_K = weights_N @ value_NK
     return HeadSteps(
@@ -172,7 +176,7 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
 
 def check_head(bert: Bert, layer: int, head: int | None) -> None:
     """Reject a layer or head that the model does not have."""
-    order = _encoder(bert).order
+    order = _heads(bert).order
     _check_number("layer", layer, len(order))
     _check_number("head", head or 0, _config(bert).heads_in(order[layer]))
 
@@ -196,8 +200,8 @@ def _config(bert: Bert) -> TransformerConfig:
     return with_heads(bert.engine.network.config)
 
 
-def _encoder(bert: Bert) -> Transformer:
-    return with_attention(bert.engine.network.encoder)
+def _heads(bert: Bert) -> AttentionHeads:
+    return need(bert.engine.network.encoder.heads, "attention heads")
 
 
 def _one_sequence(bert: Bert, text: TextInput) -> tuple[Encoded, PackedBatch]:
@@ -207,25 +211,13 @@ def _one_sequence(bert: Bert, text: TextInput) -> tuple[Encoded, PackedBatch]:
 
 def _each_layer(bert: Bert, batch: PackedBatch, record: Callable[[Tensor], None]) -> None:
     """Call `record` with the weights [H, N, N] of each layer."""
-    encoder = _encoder(bert)
-    if _config(bert).plain_attention:
-        _each_layer_with_vectors(bert, batch, lambda weights_HNN, *_: record(weights_HNN))
-        return
-    with torch.no_grad():
-        for (weights_HNN,) in encoder.attention_maps(batch):
-            record(weights_HNN.float().cpu())
 
-
-def _each_layer_with_vectors(bert: Bert, batch: PackedBatch, record: Callable[..., None]) -> None:
-    """Call `record` with the weights [H, N, N], queries, keys and values [N, H, K] of each layer."""
-
-    def attend(query: Tensor, key: Tensor, value: Tensor, layout: Layout, rule: AttentionRule) -> Tensor:
-        mixed_THK, (weights_HNN,) = explain_attention(query, key, value, layout, rule)
-        record(weights_HNN.float().cpu(), query, key, value)
-        return mixed_THK
+    def watch(_layer: int, _numbers: list[int], weights_1HNN: Tensor) -> Tensor:
+        record(weights_1HNN[0].float().cpu())
+        return weights_1HNN
 
     with torch.no_grad():
-        _encoder(bert)(batch, attend)
+        _heads(bert).watch(batch, watch)
 
 
 # ---- the kinds of heads

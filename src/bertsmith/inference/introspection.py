@@ -19,7 +19,7 @@ from bertsmith.inference.head_introspection import check_heads_are_whole
 from bertsmith.inference.layer_introspection import Cosines, layer_cosines
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import TextInput, TokenizedText, as_list
-from bertsmith.model.transformer.transformer import with_attention
+from bertsmith.model.encoder_config import need
 from bertsmith.packed import pack
 from bertsmith.recipe.data_sections import MaskingSection
 from bertsmith.text.tokenizer import Encoded
@@ -126,7 +126,7 @@ def inspect_attention(bert: Bert, text: TextInput) -> Attention:
     (encoded,) = bert.reader.encode([text], truncate=False)
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():
-        maps = with_attention(bert.engine.network.encoder).attention_maps(batch)
+        maps = need(bert.engine.network.encoder.heads, "attention heads").maps(batch)
     weights_LHNN = torch.stack([layer[0] for layer in maps]).float().cpu()
     return Attention(tuple(bert.tokenizer.token(number) for number in encoded.ids), weights_LHNN)
 

@@ -15,8 +15,8 @@ from bertsmith.inference.engine import Batching, batching_for, in_streams
 from bertsmith.inference.head_introspection import check_heads_are_whole
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Integers, Sequences
-from bertsmith.model.attention.watched import WatchedAttention, groups_of
-from bertsmith.model.transformer.transformer import with_attention
+from bertsmith.model.attention.watched import groups_of
+from bertsmith.model.encoder_config import need
 from bertsmith.packed import PackedBatch
 from bertsmith.text.tokenizer import Encoded
 
@@ -88,6 +88,6 @@ def studied_batch(
 
     # The last states are unused: one row of them costs nothing, and the last attention is still complete.
     first_row = torch.zeros(1, dtype=torch.long, device=device)
-    heads = with_attention(bert.engine.network.encoder)
-    heads(batch.to(device), WatchedAttention(watch, groups), rows=first_row)
+    heads = need(bert.engine.network.encoder.heads, "attention heads")
+    heads.watch(batch.to(device), watch, groups, rows=first_row)
     return [(texts[group], results) for group, results in kept.items()]

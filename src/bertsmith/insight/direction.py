@@ -21,9 +21,8 @@ from bertsmith.insight.pictures import draw_head_grids
 from bertsmith.insight.report import UNTRAINED_TOO, Report, Table, head_name
 from bertsmith.insight.report_views import measures_view
 from bertsmith.insight.surface import PerHead, shortened
-from bertsmith.model.attention.watched import WatchedAttention
+from bertsmith.model.encoder_config import need
 from bertsmith.model.network import Network
-from bertsmith.model.transformer.transformer import with_attention
 from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import PackedBatch, moved_to_device
 from bertsmith.tasks.encoded import EncodedSet
@@ -101,8 +100,7 @@ class OneSidedScorer(nn.Module):
             kept_GHNN = weights_GHNN * seen_GNN[:, None]
             return kept_GHNN / kept_GHNN.sum(-1, keepdim=True).clamp(min=torch.finfo(kept_GHNN.dtype).tiny)
 
-        heads = with_attention(self.network.encoder)
-        hidden_TD = heads(inputs, WatchedAttention(watch))
+        hidden_TD = need(self.network.encoder.heads, "attention heads").watch(inputs, watch)
         return self.network.scores(self.head, hidden_TD, inputs.layout)
 
 

@@ -22,9 +22,8 @@ from bertsmith.inference.introspection import masked_tokens, token_masker
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.inference.text_reader import Sequences, TextInput
 from bertsmith.insight.attention_pass import Analysis, attention_pass
-from bertsmith.model.attention.watched import WatchedAttention
+from bertsmith.model.encoder_config import need
 from bertsmith.model.importance import ImportanceGates, importance_gates
-from bertsmith.model.transformer.transformer import with_attention
 from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.packed import PackedBatch, moved_to_device, pack
 from bertsmith.text.tokenizer import Encoded, truncate_longest_first
@@ -228,8 +227,8 @@ def _add_gradients(
 def _importance_sums(gates: ImportanceGates) -> PerHead:
     """Return the sums of the heads' gates by layer [L, H]; layers that share a block share its gates."""
     found = [heads_H for heads_H, _ in gates.sums]
-    order = with_attention(gates.network.encoder).order
-    return torch.stack([found[block] for block in order]).numpy()
+    heads = need(gates.network.encoder.heads, "attention heads")
+    return torch.stack([found[block] for block in heads.order]).numpy()
 
 
 def _gradient_sums(
@@ -250,8 +249,7 @@ def _gradient_sums(
         seen.append((layer, numbers, kept))
         return kept
 
-    heads = with_attention(network.encoder)
-    hidden_TD = heads(batch.to(device), WatchedAttention(watch))
+    hidden_TD = need(network.encoder.heads, "attention heads").watch(batch.to(device), watch)
     scores_PV = network.word_scores(hidden_TD, rows_P.to(device)).float()
     losses_P = functional.cross_entropy(scores_PV, wanted_P.to(device), reduction="none")
     loss = (losses_P * weights_P.to(device)).sum()

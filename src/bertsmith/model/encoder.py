@@ -5,21 +5,16 @@ Shapes: T packed tokens, R of them that are requested, P predicted ones, D model
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
+from bertsmith.model.attention.watched import AttentionHeads
 from bertsmith.model.encoder_config import Direction, EncoderConfig, need
-from bertsmith.packed import Layout, PackedBatch
+from bertsmith.packed import ALL, Layout, PackedBatch, Rows
 
-if TYPE_CHECKING:
-    from bertsmith.model.transformer.transformer import Embeddings
-
-Rows = Tensor | slice
-"""Requested packed rows: their numbers [R], or all."""
-ALL = slice(None)
 Stream = Callable[[PackedBatch], Tensor]
 """Takes a text's next tokens with their positions, keeps what later ones need, and returns their states."""
 Sentence = Literal["first", "last", "mean", "ends"]
@@ -71,6 +66,22 @@ class WordView(NamedTuple):
     def of(self, hidden_PD: Tensor) -> Tensor:
         """Return what is read of the states at these rows."""
         return hidden_PD if self.columns is None else hidden_PD[:, slice(*self.columns)]
+
+
+class InputParts(Protocol):
+    """The vectors that are added up for each token, and their norm."""
+
+    norm: nn.Module
+    added: nn.ModuleDict
+    """Tables beside that of words."""
+
+    def parts(self, batch: PackedBatch) -> dict[str, Tensor]:
+        """Return the vectors that are added up, by name: one for each token, or one for all."""
+        ...
+
+    def fold_segment(self) -> None:
+        """Add the first segment's vector to every position's, and drop the segments."""
+        ...
 
 
 BESIDE: dict[Direction, int] = {"both": 0, "left-to-right": -1, "right-to-left": 1}
@@ -146,8 +157,15 @@ class Encoder(nn.Module, ABC):
         """Drop all other layers, as this config has them; a layer that is named twice becomes two."""
         need(None, "layers that can be left out")
 
+    # ---- what not every kind has: None where it is missing (`encoder_config.need` refuses that)
+
     @property
-    def input(self) -> "Embeddings | None":
+    def heads(self) -> AttentionHeads | None:
+        """The attention heads."""
+        return None
+
+    @property
+    def input(self) -> InputParts | None:
         """The vectors that are added up for each token; None if these are word vectors alone."""
         return None
 

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bertsmith.model.encoder import ALL
 from bertsmith.model.network import Network
 from bertsmith.model.transformer.transformer import Block, with_attention
-from bertsmith.packed import Layout, PackedBatch
+from bertsmith.packed import ALL, Layout, PackedBatch
 
 
 @dataclass(frozen=True, slots=True)

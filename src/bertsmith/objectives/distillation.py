@@ -17,13 +17,13 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_loss
 from bertsmith.core.seeds import key_of
 from bertsmith.data.collate import WORD_FIELDS, PretrainingBatch
-from bertsmith.model.attention.attend import packed_attention
+from bertsmith.model.attention.projection import Vectors
 from bertsmith.model.attention.rule import AttentionRule
-from bertsmith.model.encoder import ALL, Rows, WordView
-from bertsmith.model.encoder_config import EncoderConfig, PassSize
+from bertsmith.model.attention.watched import shown
+from bertsmith.model.encoder import WordView
+from bertsmith.model.encoder_config import EncoderConfig, PassSize, need
 from bertsmith.model.flops import flops_per_step
 from bertsmith.model.network import Network
-from bertsmith.model.transformer.transformer import with_attention
 from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.objectives import masked_language_modelling as mlm
 from bertsmith.objectives.distillation_losses import (
@@ -36,7 +36,7 @@ from bertsmith.objectives.distillation_losses import (
 )
 from bertsmith.objectives.linear_cross_entropy import word_sums
 from bertsmith.objectives.pretraining_objective import PretrainingObjective, weighted_sums
-from bertsmith.packed import Layout, PackedBatch
+from bertsmith.packed import ALL, Layout, PackedBatch, Rows
 from bertsmith.recipe.distill_section import DistillSection
 from bertsmith.recipe.schema import Recipe
 from bertsmith.training.soft_targets import soft_losses
@@ -111,25 +111,23 @@ class Distillation(PretrainingObjective):
         if distill.attention_weight:
             wanted |= {depth - 1 for depth in self._depths_of(network) if depth}
         kept: dict[int, Projections] = {}
-        seen: list[int] = []
 
-        def attend(
-            query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-        ) -> Tensor:
-            if len(seen) in wanted:
-                kept[len(seen)] = Projections(query_THK, key_THK, value_THK).in_heads(self.heads)
-            seen.append(len(seen))
-            return packed_attention(query_THK, key_THK, value_THK, layout, rule)
+        def see(layer: int, vectors: Vectors, _rule: AttentionRule) -> None:
+            if layer in wanted:
+                kept[layer] = Projections(*vectors).in_heads(self.heads)
 
-        heads = with_attention(encoder) if wanted else None
+        heads = need(encoder.heads, "attention heads") if wanted else None
         if distill.hidden_weight:
-            states = heads.hidden_states(inputs, attend) if heads else encoder.hidden_states(inputs)
+            states = heads.hidden_states(inputs, shown(see)) if heads else encoder.hidden_states(inputs)
             return Pass(states[-1][rows], states, kept)
-        return Pass(heads(inputs, attend, rows=rows) if heads else encoder(inputs, rows=rows), [], kept)
+        if heads:
+            return Pass(heads.last_states(inputs, shown(see), rows), [], kept)
+        return Pass(encoder(inputs, rows=rows), [], kept)
 
     def _depths_of(self, network: Network) -> list[int]:
         """The depths of a network's states that are compared, 0 for its embeddings."""
-        return [pair[network is self.teacher] for pair in self.depths]
+        which = 1 if network is self.teacher else 0
+        return [pair[which] for pair in self.depths]
 
     def _words(
         self, batch: PretrainingBatch, ours: Pass, theirs: Pass, weights_R: Tensor

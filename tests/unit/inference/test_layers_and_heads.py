@@ -74,8 +74,8 @@ def test_a_head_that_only_reads_the_token_before_is_called_so(bert, monkeypatch)
     count = len(bert.tokenizer.encode(TEXT).ids)
     previous = torch.eye(count).roll(-1, 1)
     monkeypatch.setattr(
-        "bertsmith.inference.head_introspection.explain_attention",
-        lambda query, *_: (query, [previous.expand(4, -1, -1)]),
+        "bertsmith.model.attention.watched.attention_probabilities",
+        lambda *_: previous.expand(1, 4, -1, -1),
     )
     found = inspect_heads(bert, TEXT)
     assert {each.kind for layer in found.summaries for each in layer} == {"previous"}

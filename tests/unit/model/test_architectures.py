@@ -184,7 +184,7 @@ def test_attention_maps_are_those_the_forward_pass_used():
     network = tiny_network(heads={})
     batch = pack([[1, 5, 6, 2], [1, 9, 2]])
     with torch.no_grad():
-        maps = network.encoder.attention_maps(batch)
+        maps = network.encoder.heads.maps(batch)
     assert len(maps) == 3
     assert [each.shape for each in maps[0]] == [(4, 4, 4), (4, 3, 3)]
     assert all(torch.allclose(each.sum(-1), torch.ones(()), atol=1e-6) for layer in maps for each in layer)

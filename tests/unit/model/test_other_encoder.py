@@ -32,7 +32,7 @@ from bertsmith.model.architecture import (
     pair_of,
 )
 from bertsmith.model.architectures.registry import ARCHITECTURES
-from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, WordView, mean_of_rows
+from bertsmith.model.encoder import Depth, Encoder, Stack, WordView, mean_of_rows
 from bertsmith.model.encoder_config import ConfigReader, EncoderConfig, PassSize, StepForm
 from bertsmith.model.folder.model_folder import read_model
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Transform
@@ -40,7 +40,7 @@ from bertsmith.model.importance import importance_gates, sequence_of_rows
 from bertsmith.model.lora import LoraShape, add_fresh_adapters
 from bertsmith.model.network import Network, new_network, set_direction
 from bertsmith.objectives.masked_language_modelling import MaskedLanguageModelling
-from bertsmith.packed import PackedBatch, pack
+from bertsmith.packed import ALL, PackedBatch, Rows, pack
 from bertsmith.serve.model_registry import info_of
 from bertsmith.shrink.layer_dropping import without_layers
 from bertsmith.shrink.quantise import quantise_weights

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.attention.attend import packed_attention
+from bertsmith.model.attention.attend import attend
 from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.importance import UnitImportance
 from bertsmith.packed import pack
@@ -85,7 +85,7 @@ def test_layers_are_taken_out_and_the_others_run_as_before(model_type, tmp_path)
     with torch.no_grad():
         hidden = network.encoder.embeddings(BATCH)
         for layer in (0, 2):
-            hidden = network.encoder.blocks[layer](hidden, BATCH, packed_attention)
+            hidden = network.encoder.blocks[layer](hidden, BATCH, attend)
         expected = network.encoder.final_norm(hidden)
         assert torch.allclose(smaller(BATCH), expected, atol=1e-6)
         assert torch.equal(read(BATCH), smaller(BATCH))

@@ -1,10 +1,10 @@
-"""The fast forms of packed attention and when each is taken: a new kernel is a file and a line in `KERNELS`.
+"""Attention by the fastest form that fits: a new kernel is a file and a line in `KERNELS`.
 
 Shapes: T packed tokens, H heads, K head width.
 
-Every form has the signature of `attention.reference_attention` and is tested against it. Those for a CPU and
-for everything else have files of their own; the two variable-length kernels that ship with torch for CUDA,
-flash and efficient, need only the few lines here. `torch.nn.attention.varlen` takes no dropout; the flash
+A form takes query, key and value as `rule.reference_attention` does, or a whole `Projection`; all are tested
+against that reference. The two variable-length kernels that ship with torch for CUDA, flash and efficient,
+need only the few lines here. `torch.nn.attention.varlen` takes no dropout; the flash
 operator below it does (from torch's CUDA generator), so the operators are called directly. They differentiate
 by themselves.
 """
@@ -17,23 +17,25 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.attention.grouped import grouped_attention
+from bertsmith.model.attention.once import attend_once, once_takes
 from bertsmith.model.attention.products import product_attention, products_take
-from bertsmith.model.attention.rule import EVERYTHING, Attend, AttentionRule
-from bertsmith.model.attention.short import short_attention, short_takes
+from bertsmith.model.attention.projection import Attend, Projection
+from bertsmith.model.attention.rule import EVERYTHING, AttentionRule, Form
+from bertsmith.model.attention.short import attend_short, short_takes, tiled_takes
 from bertsmith.model.kernels.torch_internals import (
     PackedSequences,
     efficient_attention_varlen,
     flash_attention_varlen,
 )
-from bertsmith.packed import Layout
+from bertsmith.packed import ALL, Layout
 
 MAX_FLASH_HEAD_WIDTH = 256
 
 
-def flash_takes(query_THK: Tensor, _layout: Layout, _rule: AttentionRule) -> bool:
-    """True if the flash kernel can run this query: half precision, Ampere or newer, a known head width."""
-    half = query_THK.dtype in (torch.bfloat16, torch.float16)
-    return half and flash_fits(query_THK.shape[-1], query_THK.device)
+def flash_takes(inputs: Projection, _layout: Layout, _rule: AttentionRule) -> bool:
+    """True if the flash kernel can run these: half precision, Ampere or newer, a known head width."""
+    half = inputs.dtype in (torch.bfloat16, torch.float16)
+    return half and flash_fits(inputs.head_width, inputs.hidden_TD.device)
 
 
 def flash_fits(head_width: int, device: torch.device) -> bool:
@@ -57,7 +59,7 @@ def flash_attention(
     )
 
 
-def efficient_takes(query_THK: Tensor, _layout: Layout, rule: AttentionRule) -> bool:
+def efficient_takes(inputs: Projection, _layout: Layout, rule: AttentionRule) -> bool:
     """True if the efficient kernel can run this: not double precision, no window or dropout, aligned heads.
 
     Its dropout over packed sequences is wrong in torch 2.11: every sequence gets the same mask, and the
@@ -65,8 +67,8 @@ def efficient_takes(query_THK: Tensor, _layout: Layout, rule: AttentionRule) -> 
     """
     if rule.dropout or rule.window != EVERYTHING:
         return False
-    single = query_THK.dtype in (torch.float32, torch.bfloat16, torch.float16)
-    return single and query_THK.shape[-1] % 8 == 0
+    single = inputs.dtype in (torch.float32, torch.bfloat16, torch.float16)
+    return single and inputs.head_width % 8 == 0
 
 
 def efficient_attention(
@@ -85,38 +87,44 @@ class Kernel(NamedTuple):
     """One form of attention."""
 
     device: Literal["cpu", "cuda", "any"]
-    takes: Callable[[Tensor, Layout, AttentionRule], bool]
-    """True if this kernel supports the query and the rule; `KERNELS` is ordered fastest first."""
+    takes: Callable[[Projection, Layout, AttentionRule], bool]
+    """True if this kernel supports the inputs and the rule; `KERNELS` is ordered fastest first."""
     attend: Attend
 
 
+def of_three(form: Form) -> Attend:
+    """Return a form of query, key and value as one that computes these first, for all rows."""
+    return lambda inputs, layout, rule: form(*inputs.apart(), layout, rule).flatten(1)[inputs.rows]
+
+
 KERNELS = {
+    # Training where one row of each sequence is requested: neither keys nor values are projected.
+    "once": Kernel("cpu", once_takes, attend_once),
     # Half precision, sequences of up to 128 tokens: a kernel of ours that holds a head of a sequence.
-    "short": Kernel("cuda", short_takes, short_attention),
+    "short": Kernel("cuda", short_takes, attend_short),
+    # Half precision, sequences of up to 512 tokens in one product: a kernel of ours.
+    "tiled": Kernel("cuda", tiled_takes, attend_short),
     # Half precision, Ampere or newer: the variable-length kernel inside torch.
-    "flash": Kernel("cuda", flash_takes, flash_attention),
+    "flash": Kernel("cuda", flash_takes, of_three(flash_attention)),
     # Single precision or an older GPU, without dropout or window.
-    "efficient": Kernel("cuda", efficient_takes, efficient_attention),
+    "efficient": Kernel("cuda", efficient_takes, of_three(efficient_attention)),
     # Training on sequences of up to 128 tokens: one pass of products where the fused kernel needs two.
-    "products": Kernel("cpu", products_take, product_attention),
+    "products": Kernel("cpu", products_take, of_three(product_attention)),
     # Everything else, also under torch.compile: sequences of like length are one dense problem.
-    "grouped": Kernel("any", lambda *_: True, grouped_attention),
+    "grouped": Kernel("any", lambda *_: True, of_three(grouped_attention)),
 }
-"""In order of preference: the first that takes a query computes it. The tests try each where it runs."""
+"""In order of preference: the first that takes its inputs computes them. The tests try each where it runs."""
 
 
-def packed_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-) -> Tensor:
-    """Each token's mix of the values of its own sequence, by the fastest form that fits."""
+def attend(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
+    """Return each requested row's mix of the values of its own sequence, by the fastest form that fits."""
     if rule.backwards:
         # No kernel looks to the right only, and each can look to the left: the same in the row turned.
+        query_THK, key_THK, value_THK = (each.flip(0) for each in inputs.apart())
         turned = Layout((query_THK.shape[0] - layout.starts_S1).flip(0), layout.longest)
-        forwards = replace(rule, backwards=False)
-        return packed_attention(query_THK.flip(0), key_THK.flip(0), value_THK.flip(0), turned, forwards).flip(
-            0
-        )
+        back_to_front = replace(inputs, vectors=(query_THK, key_THK, value_THK), rows=ALL)
+        return attend(back_to_front, turned, replace(rule, backwards=False)).flip(0)[inputs.rows]
     for kernel in KERNELS.values():
-        if kernel.device in ("any", query_THK.device.type) and kernel.takes(query_THK, layout, rule):
-            return kernel.attend(query_THK, key_THK, value_THK, layout, rule)
+        if kernel.device in ("any", inputs.hidden_TD.device.type) and kernel.takes(inputs, layout, rule):
+            return kernel.attend(inputs, layout, rule)
     raise AssertionError("the last kernel takes everything")

@@ -3,11 +3,14 @@
 Shapes: T new tokens, N tokens read so far, the new ones included, H heads, K head width.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bertsmith.model.attention.attend import packed_attention
+from bertsmith.model.attention.attend import attend
+from bertsmith.model.attention.projection import Projection
 from bertsmith.model.attention.rule import EVERYTHING, AttentionRule
 from bertsmith.packed import Layout
 
@@ -19,24 +22,23 @@ class KeptAttention:
         self._kept: list[tuple[Tensor, Tensor] | None] = [None] * layers
         self._layer = 0
 
-    def __call__(
-        self, query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-    ) -> Tensor:
-        """Return each new token's mix of the values, and keep its own key and value."""
+    def __call__(self, inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
+        """Return the mix of the values for each requested row, and keep the keys and values of all."""
         assert layout.sequences == 1 and rule.causal and not rule.backwards, "later tokens would change it"
         layer, self._layer = self._layer, (self._layer + 1) % len(self._kept)
+        query_THK, key_THK, value_THK = inputs.apart()
         before = self._kept[layer]
         if before is None:
             # Copies: a view would keep the queries in memory as well.
             self._kept[layer] = (key_THK.clone(), value_THK.clone())
-            return packed_attention(query_THK, key_THK, value_THK, layout, rule)
+            return attend(replace(inputs, vectors=(query_THK, key_THK, value_THK)), layout, rule)
         pairs = zip(before, (key_THK, value_THK), strict=True)
         key_NHK, value_NHK = (torch.cat(pair) for pair in pairs)
         self._kept[layer] = (key_NHK, value_NHK)
         query_HTK, key_HNK, value_HNK = (each.transpose(0, 1) for each in (query_THK, key_NHK, value_NHK))
         seen_TN = _seen(len(query_THK), len(key_NHK), rule).to(query_THK.device)
         mixed_HTK = functional.scaled_dot_product_attention(query_HTK, key_HNK, value_HNK, attn_mask=seen_TN)
-        return mixed_HTK.transpose(0, 1)
+        return mixed_HTK.transpose(0, 1).flatten(1)[inputs.rows]
 
 
 def _seen(new: int, length: int, rule: AttentionRule) -> Tensor:

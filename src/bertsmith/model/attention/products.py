@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.attention.grouped import CACHED_PLANS, groups_by_length, lowered, unseen
+from bertsmith.model.attention.projection import Projection
 from bertsmith.model.attention.rule import AttentionRule
 from bertsmith.model.kernels.elementwise import bernoulli_mask, real_probability
 from bertsmith.model.kernels.torch_internals import has_mkl, onednn_is_enabled, softmax_backward, takes_blas
@@ -34,12 +35,12 @@ GROUP_COST = 100_000 if MKL else 50_000
 on a Neoverse N1."""
 
 
-def products_take(query_THK: Tensor, layout: Layout, rule: AttentionRule) -> bool:
+def products_take(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:
     """True if this form is the fastest for these sequences."""
     if torch.compiler.is_compiling():  # it looks at the lengths, which a traced graph must not do
         return False
     quick = MKL or not onednn_is_enabled()
-    return quick and products_fit(layout.longest, rule.dropout, query_THK.dtype)
+    return quick and products_fit(layout.longest, rule.dropout, inputs.dtype)
 
 
 def products_fit(longest: int, dropout: float, dtype: torch.dtype) -> bool:

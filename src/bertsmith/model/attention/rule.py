@@ -34,8 +34,8 @@ class AttentionRule:
     """With `causal`: each token sees itself and what follows, not what came before."""
 
 
-Attend = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
-"""The one signature of packed attention: query, key and value [T, H, K], the layout, the rule."""
+Form = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
+"""A form of packed attention: of query, key and value [T, H, K], the layout and the rule."""
 
 
 def reference_attention(

@@ -11,12 +11,13 @@ up the gradient of the projection's bias. Longer sequences that are not turned g
 from typing import Any
 
 import torch
-from torch import Tensor, library, nn
+from torch import Tensor, library
 
 from bertsmith.model.attention import tiled
+from bertsmith.model.attention.projection import Projection
+from bertsmith.model.attention.rotary import NormalisedRotary
 from bertsmith.model.attention.rule import EVERYTHING, AttentionRule
 from bertsmith.model.kernels.elementwise import dropout_seed, dropped_values
-from bertsmith.model.kernels.torch_internals import learns_bias
 from bertsmith.model.kernels.triton_ready import needs_operator, triton_runs_on
 from bertsmith.packed import SHORT_LENGTH, Layout
 
@@ -26,46 +27,42 @@ HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
 """From the first on, a program may have 227 KB of shared memory; from the second on, 99 again."""
 
 
-def short_takes(query: Tensor, layout: Layout, rule: AttentionRule) -> bool:
-    """True if the kernel can run these; of the query's shape only the head width matters."""
+def short_takes(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:
+    """True if the kernel for short sequences can run these."""
     # The length comes last: elsewhere no graph is to depend on it.
-    return _kernels_take(query, rule) and query.shape[-1] in HEAD_WIDTHS and layout.longest <= MAX_LENGTH
+    return _kernels_take(inputs, rule) and inputs.head_width in HEAD_WIDTHS and layout.longest <= MAX_LENGTH
 
 
-def within_takes(query: Tensor, layout: Layout, rule: AttentionRule, *, turned: bool) -> bool:
-    """True if `attend_within` can run these: without rotary positions it has kernels for more tokens."""
-    if short_takes(query, layout, rule):
-        return True
-    fits = not turned and query.shape[-1] in tiled.HEAD_WIDTHS
-    return fits and _kernels_take(query, rule) and layout.longest <= tiled.MAX_LENGTH
+def tiled_takes(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:
+    """True if the kernels for longer sequences can run these: they take a product whole, and turn nothing."""
+    plain = inputs.vectors is None and inputs.rotary is None
+    fits = plain and inputs.head_width in tiled.HEAD_WIDTHS
+    return fits and _kernels_take(inputs, rule) and layout.longest <= tiled.MAX_LENGTH
 
 
-def _kernels_take(query: Tensor, rule: AttentionRule) -> bool:
+def _kernels_take(inputs: Projection, rule: AttentionRule) -> bool:
     """True if there are kernels for this type, rule and GPU."""
-    half = query.dtype in (torch.bfloat16, torch.float16)
+    half = inputs.dtype in (torch.bfloat16, torch.float16)
     everything = not rule.causal and rule.window == EVERYTHING
-    if not (half and everything and triton_runs_on(query.device)):
+    if not (half and everything and triton_runs_on(inputs.hidden_TD.device)):
         return False
-    return HOPPER <= torch.cuda.get_device_capability(query.device) < SMALL_BLACKWELL
+    return HOPPER <= torch.cuda.get_device_capability(inputs.hidden_TD.device) < SMALL_BLACKWELL
 
 
-def sums_bias_of(
-    linear: nn.Module, values_TD: Tensor, head_width: int, layout: Layout, rule: AttentionRule
-) -> bool:
-    """True if the kernel can run the projection of these, and should sum the gradient of its bias."""
-    if not (learns_bias(linear) and triton_runs_on(values_TD.device)):
-        return False
-    device = values_TD.device.type
-    cast = torch.is_autocast_enabled(device) and values_TD.dtype != torch.float64
-    dtype = torch.get_autocast_dtype(device) if cast else values_TD.dtype
-    return within_takes(values_TD.new_empty((0, head_width), dtype=dtype), layout, rule, turned=False)
+def attend_short(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
+    """Return each requested row's mix of the values of its own sequence.
 
-
-def short_attention(
-    query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-) -> Tensor:
-    """Each token's mix of the values of its own sequence, where the three do not lie in one projection."""
-    return attend_within(torch.stack((query_THK, key_THK, value_THK), dim=1), layout, rule)
+    What lies in one product is taken so: that spares a copy of all three gradients, and a pass over queries
+    and keys to turn them.
+    """
+    rotary = inputs.rotary
+    if inputs.vectors is not None or isinstance(rotary, NormalisedRotary):
+        mixed_THK = attend_within(torch.stack(inputs.apart(), dim=1), layout, rule)
+    else:
+        projected_T3HK, bias_3J = inputs.whole()
+        turns_TF = None if rotary is None else rotary.turns(inputs.positions_T, projected_T3HK)
+        mixed_THK = attend_within(projected_T3HK, layout, rule, turns_TF, bias_3J)
+    return mixed_THK.flatten(1)[inputs.rows]
 
 
 def attend_within(

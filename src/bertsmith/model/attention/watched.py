@@ -8,6 +8,7 @@ A GPU computes faster than it is told what to: for it, shorter sequences are fil
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -16,14 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertsmith.core.arrays import ranges
+from bertsmith.model.attention.attend import attend
 from bertsmith.model.attention.grouped import groups_by_length
+from bertsmith.model.attention.projection import Attend, Projection, Vectors
 from bertsmith.model.attention.rule import AttentionRule, attention_probabilities
-from bertsmith.packed import Layout, moved_to_device
+from bertsmith.packed import ALL, Layout, PackedBatch, Rows, moved_to_device
 
 Watch = Callable[[int, list[int], Tensor], Tensor]
 """Is shown the layer, the numbers of G sequences in their batch and the probabilities [G, H, N, N]; what it
 returns is used in their place. Most return what they were shown; one that asks for gradients must. What goes
 to filler and comes from it is 0."""
+See = Callable[[int, Vectors, AttentionRule], None]
+"""Is shown the number of a layer, its query, key and value, and its rule."""
 
 
 class Filler(NamedTuple):
@@ -71,16 +76,15 @@ class SequenceGroup(NamedTuple):
 
 
 class WatchedAttention:
-    """Packed attention for one forward pass in evaluation mode; the layers are counted as they come."""
+    """Attention for one forward pass in evaluation mode; the layers are counted as they come."""
 
     def __init__(self, watch: Watch, groups: Sequence[SequenceGroup] = ()) -> None:
         """Without groups those of one length, which are asked of the layout: a GPU is waited for."""
         self._watch, self._layer, self._groups = watch, 0, groups
 
-    def __call__(
-        self, query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
-    ) -> Tensor:
-        """Each token's mix of the values of its own sequence."""
+    def __call__(self, inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
+        """Return each requested row's mix of the values of its own sequence."""
+        query_THK, key_THK, value_THK = inputs.apart()
         if not self._groups:
             self._groups = groups_of(layout, query_THK.device)
         mixed_THK = torch.empty_like(value_THK)
@@ -90,12 +94,54 @@ class WatchedAttention:
             shown_GHNN = self._watch(self._layer, group.numbers, probabilities_GHNN).to(value_THK.dtype)
             group.scatter((shown_GHNN @ value_GNHK.transpose(1, 2)).transpose(1, 2), mixed_THK)
         self._layer += 1
-        return mixed_THK
+        return mixed_THK.flatten(1)[inputs.rows]
 
     def show(self, probabilities: list[Tensor]) -> list[Tensor]:
         """Show what an attention that no kernel takes (DeBERTa's) computed: [H, N, N] of each sequence."""
         layer, self._layer = self._layer, self._layer + 1
         return [self._watch(layer, [number], each[None])[0] for number, each in enumerate(probabilities)]
+
+
+def shown(see: See) -> Attend:
+    """Return the attention of one forward pass that shows each layer's query, key and value, and its rule."""
+    layers: list[int] = []
+
+    def attend_shown(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
+        vectors = inputs.apart()
+        see(len(layers), vectors, rule)
+        layers.append(len(layers))
+        return attend(replace(inputs, vectors=vectors), layout, rule)
+
+    return attend_shown
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionHeads:
+    """The attention heads of an encoder, for an analysis of what they do."""
+
+    order: tuple[int, ...]
+    """Block of each layer; layers that share a block share its heads."""
+    last_states: Callable[[PackedBatch, Attend, Rows], Tensor]
+    """`Encoder.forward` with this attention in every layer."""
+    hidden_states: Callable[[PackedBatch, Attend], list[Tensor]]
+    """`Encoder.hidden_states` with this attention in every layer."""
+
+    def watch(
+        self, batch: PackedBatch, watch: Watch, groups: Sequence[SequenceGroup] = (), *, rows: Rows = ALL
+    ) -> Tensor:
+        """Return the last states of the requested rows, and show the probabilities of each layer."""
+        return self.last_states(batch, WatchedAttention(watch, groups), rows)
+
+    def maps(self, batch: PackedBatch) -> list[list[Tensor]]:
+        """Return, for each layer and each sequence, the attention of every head [H, N, N]."""
+        maps: list[dict[int, Tensor]] = [{} for _ in self.order]
+
+        def keep(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
+            maps[layer] |= dict(zip(numbers, weights_GHNN, strict=True))
+            return weights_GHNN
+
+        self.watch(batch, keep)
+        return [[layer[number] for number in sorted(layer)] for layer in maps]
 
 
 def groups_of(layout: Layout, device: torch.device, group_scores: int = 0) -> list[SequenceGroup]:

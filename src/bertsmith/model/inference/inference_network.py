@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from bertsmith.model.attention.rule import Attend
-from bertsmith.model.encoder import ALL, Rows
+from bertsmith.model.attention.projection import Attend, Projection
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.inference.inference_linear import (
     FUSED,
@@ -50,7 +49,7 @@ from bertsmith.model.transformer.transformer import (
     SelfAttention,
     Transformer,
 )
-from bertsmith.packed import PackedBatch
+from bertsmith.packed import ALL, PackedBatch, Rows
 
 # ---- a block of four linear layers
 
@@ -74,7 +73,7 @@ class InferenceBlock(nn.Module):
 
     def __init__(self, block: Block, linears: BlockLinears) -> None:
         super().__init__()
-        self.heads, self.rule = block.attention.heads, block.attention.rule
+        self.head_width, self.rule = block.attention.head_width, block.attention.rule
         self.rotary = block.attention.rotary
         self.attention_norm, self.feed_forward_norm = block.attention_norm, block.feed_forward_norm
         feed_forward = block.feed_forward
@@ -82,13 +81,12 @@ class InferenceBlock(nn.Module):
         self.activation = Activation(feed_forward.activation_name, feed_forward.activation)
         self.linears = linears
 
-    def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
-        """Return the output of the heads [T, D], before the output layer."""
-        projected = self.linears.project(hidden_TD)
-        query_THK, key_THK, value_THK = projected.view(len(projected), 3, self.heads, -1).unbind(1)
-        if self.rotary is not None:
-            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
-        return attend(query_THK, key_THK, value_THK, batch.layout, self.rule).flatten(1)
+    def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows) -> Tensor:
+        """Return the output of the heads [R, D], before the output layer."""
+        inputs = Projection(
+            hidden_TD, self.linears.project, self.head_width, self.rotary, batch.positions_T, rows
+        )
+        return attend(inputs, batch.layout, self.rule)
 
     def inner(self, hidden_RD: Tensor) -> Tensor:
         """Return the input of the feed-forward's last layer [R, I]."""
@@ -102,7 +100,7 @@ class PostNormInferenceBlock(InferenceBlock):
     """A layer of BERT's make."""
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        mixed_RD = self.mixed(hidden_TD, batch, attend)[rows]
+        mixed_RD = self.mixed(hidden_TD, batch, attend, rows)
         hidden_RD = self.attention_norm(self.linears.output.plus(mixed_RD, hidden_TD[rows]))
         added_RD = self.linears.contract.plus(self.inner(hidden_RD), hidden_RD)
         output_RD: Tensor = self.feed_forward_norm(added_RD)
@@ -118,7 +116,7 @@ class PreNormInferenceBlock(InferenceBlock):
         self.feed_forward_output_norm = block.feed_forward_output_norm
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        mixed_RD = self.mixed(self.attention_norm(hidden_TD), batch, attend)[rows]
+        mixed_RD = self.mixed(self.attention_norm(hidden_TD), batch, attend, rows)
         hidden_RD = _plus(self.linears.output, self.attention_output_norm, mixed_RD, hidden_TD[rows])
         inner_RI = self.inner(self.feed_forward_norm(hidden_RD))
         return _plus(self.linears.contract, self.feed_forward_output_norm, inner_RI, hidden_RD)

@@ -116,7 +116,7 @@ def multiplies_signed_inputs() -> bool:
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
+def is_plain(linear: object) -> TypeGuard[nn.Linear]:
     """True if a layer is only its weight and bias: any other layer has to be called.
 
     Others have an adapter inside, stand in the place of a linear layer, or have hooks.
@@ -124,7 +124,7 @@ def is_plain(linear: nn.Module) -> TypeGuard[nn.Linear]:
     return type(linear) is nn.Linear and not any(getattr(linear, hooks) for hooks in HOOKS)
 
 
-def learns_bias(linear: nn.Module) -> TypeGuard[nn.Linear]:
+def learns_bias(linear: object) -> TypeGuard[nn.Linear]:
     """True if the gradient of a bias is required, which the next kernel after a plain layer can sum."""
     learns = is_plain(linear) and linear.bias is not None and linear.bias.requires_grad
     return learns and torch.is_grad_enabled()

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bertsmith.model.encoder import ALL, Depth, Encoder, Rows, Stack, WordView
+from bertsmith.model.encoder import Depth, Encoder, Stack, WordView
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.recurrent.packed_lstm import ReadingOrder, lstm_states
-from bertsmith.packed import PackedBatch
+from bertsmith.packed import ALL, PackedBatch, Rows
 
 GATES = 4
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bertsmith.model.attention.rule import Attend, AttentionRule
+from bertsmith.model.attention.projection import Attend
+from bertsmith.model.attention.rule import AttentionRule
 from bertsmith.model.attention.watched import WatchedAttention
-from bertsmith.model.encoder import ALL, Rows
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.transformer.transformer import AttentionShape, Embeddings, SelfAttention, Transformer
-from bertsmith.packed import Layout, PackedBatch
+from bertsmith.packed import ALL, Layout, PackedBatch, Rows
 
 
 class RelativePositions(nn.Module):

@@ -11,24 +11,22 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bertsmith.model.attention.attend import flash_fits, packed_attention
+from bertsmith.model.attention.attend import attend, flash_fits
 from bertsmith.model.attention.kept import KeptAttention
-from bertsmith.model.attention.once import attend_once, once_takes
-from bertsmith.model.attention.rotary import NormalisedRotary, Rotary
-from bertsmith.model.attention.rule import Attend, AttentionRule
-from bertsmith.model.attention.short import attend_within, sums_bias_of, within_takes
-from bertsmith.model.attention.watched import WatchedAttention
-from bertsmith.model.encoder import ALL, Depth, Encoder, NamedLinear, Rows, Sentence, Stack, Stream
+from bertsmith.model.attention.projection import Attend, Projection
+from bertsmith.model.attention.rotary import Rotary
+from bertsmith.model.attention.rule import AttentionRule
+from bertsmith.model.attention.watched import AttentionHeads
+from bertsmith.model.encoder import Depth, Encoder, NamedLinear, Sentence, Stack, Stream
 from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.model.kernels.activations import activation_function
 from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.kernels.fused_gelu import gated_gelu, linear_gelu
 from bertsmith.model.kernels.residual_norm import residual_norm
 from bertsmith.model.transformer.transformer_config import TransformerConfig, with_heads
-from bertsmith.packed import Layout, PackedBatch
+from bertsmith.packed import ALL, PackedBatch, Rows
 
 
 class PositionTable(nn.Embedding):
@@ -133,37 +131,11 @@ class SelfAttention(nn.Module):
         return output_RD
 
     def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        """The mixed values of all heads, side by side, that the output layer takes."""
-        if self._attends_once(hidden_TD, batch.layout, attend, rows):
-            assert isinstance(rows, Tensor), "one row of each sequence"
-            return attend_once(self, hidden_TD, rows, batch.layout, self.training_rule.dropout).flatten(1)
-        # Every row is a key and a value for the wanted ones; from here on only these are computed.
-        return self._mixed_of_all(hidden_TD, batch, attend).flatten(1)[rows]
-
-    def _attends_once(self, hidden_TD: Tensor, layout: Layout, attend: Attend, rows: Rows) -> bool:
-        """True if, in training, only one row per sequence is wanted and computing it alone is cheaper."""
-        plain = self.training and attend is packed_attention and self.rotary is None
-        return plain and once_takes(self.project, hidden_TD, rows, layout, self.training_rule)
-
-    def _mixed_of_all(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend) -> Tensor:
-        layout, rule = batch.layout, self.training_rule if self.training else self.rule
-        whole = attend is packed_attention and not isinstance(self.rotary, NormalisedRotary)
-        project, bias_J = self.project, None
-        if whole and self.rotary is None and sums_bias_of(project, hidden_TD, self.head_width, layout, rule):
-            bias_J = project.bias
-            product_TJ = functional.linear(hidden_TD, project.weight, bias_J.detach())
-        else:
-            product_TJ = project(hidden_TD)
-        projected_T3HK = product_TJ.view(-1, 3, self.heads, self.head_width)
-        if whole and within_takes(projected_T3HK, layout, rule, turned=self.rotary is not None):
-            turns_TF = None if self.rotary is None else self.rotary.turns(batch.positions_T, projected_T3HK)
-            # Spares a copy of all three gradients, and a pass over queries and keys to turn them.
-            return attend_within(projected_T3HK, layout, rule, turns_TF, bias_J)
-        assert bias_J is None, "nobody would sum its gradient"
-        query_THK, key_THK, value_THK = projected_T3HK.unbind(1)
-        if self.rotary is not None:
-            query_THK, key_THK = self.rotary(query_THK, key_THK, batch.positions_T)
-        return attend(query_THK, key_THK, value_THK, layout, rule)
+        """Return the mixed values of all heads, side by side, that the output layer takes."""
+        inputs = Projection(
+            hidden_TD, self.project, self.head_width, self.rotary, batch.positions_T, rows, self.training
+        )
+        return attend(inputs, batch.layout, self.training_rule if self.training else self.rule)
 
 
 class FeedForward(nn.Module):
@@ -310,21 +282,31 @@ class Transformer(Encoder):
         self.order = tuple(order)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
 
-    def forward(self, batch: PackedBatch, attend: Attend = packed_attention, *, rows: Rows = ALL) -> Tensor:
+    def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
         """The last layer's states of the wanted rows [R, D]; the others are spared most of that layer."""
+        return self._last_states(batch, attend, rows)
+
+    def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
+        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
+        return self._hidden_states(batch, attend)
+
+    @property
+    def heads(self) -> AttentionHeads:
+        """The attention heads of its layers."""
+        return AttentionHeads(self.order, self._last_states, self._hidden_states)
+
+    def _last_states(self, batch: PackedBatch, attend: Attend, rows: Rows) -> Tensor:
         hidden_TD = self.embeddings(batch)
         for layer, number in enumerate(self.order, start=1):
             wanted = rows if layer == len(self.order) else ALL
             hidden_TD = self._layer(number, hidden_TD, batch, attend, wanted)
-        final_RD: Tensor = self.final_norm(hidden_TD)
-        return final_RD
+        return self.after(hidden_TD)
 
-    def hidden_states(self, batch: PackedBatch, attend: Attend = packed_attention) -> list[Tensor]:
-        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
+    def _hidden_states(self, batch: PackedBatch, attend: Attend) -> list[Tensor]:
         states = [self.embeddings(batch)]
         for number in self.order:
             states.append(self._layer(number, states[-1], batch, attend, ALL))
-        return [*states[:-1], self.final_norm(states[-1])]
+        return [*states[:-1], self.after(states[-1])]
 
     def _layer(
         self, number: int, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows
@@ -336,17 +318,6 @@ class Transformer(Encoder):
         else:
             states_RD = self.blocks[number](*inputs)
         return states_RD
-
-    def attention_maps(self, batch: PackedBatch) -> list[list[Tensor]]:
-        """For each layer and each sequence, what every head attends to [H, N, N]."""
-        maps: list[dict[int, Tensor]] = [{} for _ in self.order]
-
-        def keep(layer: int, numbers: list[int], weights_GHNN: Tensor) -> Tensor:
-            maps[layer] |= dict(zip(numbers, weights_GHNN, strict=True))
-            return weights_GHNN
-
-        self.forward(batch, WatchedAttention(keep))
-        return [[layer[number] for number in sorted(layer)] for layer in maps]
 
     def look(self, direction: Direction) -> None:
         """Let each token see both sides or one only, in training and afterwards."""
@@ -368,7 +339,7 @@ class Transformer(Encoder):
         if self.direction != "left-to-right":
             return None
         kept = KeptAttention(self.layers)
-        return lambda batch: self(batch, kept)
+        return lambda batch: self._last_states(batch, kept, ALL)
 
     # ---- what it is made of
 
@@ -378,7 +349,6 @@ class Transformer(Encoder):
 
     @property
     def input(self) -> Embeddings:
-        """The vectors that are added up for each token, and their norm."""
         return self.embeddings
 
     @property

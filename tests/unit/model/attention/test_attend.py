@@ -13,14 +13,16 @@ from tests.attention_cases import (
     explicit_attention,
     kept_probabilities,
     layout_of,
+    of_three,
+    of_vectors,
     operands,
     sequences_agree_by_chance,
 )
 
 
-@pytest.fixture(params=[name for name, kernel in KERNELS.items() if kernel.device != "cuda"])
+@pytest.fixture(params=["products", "grouped"])
 def form(request):
-    return KERNELS[request.param].attend
+    return of_three(KERNELS[request.param].attend)
 
 
 every_rule = pytest.mark.parametrize("rule", RULES, ids=str)
@@ -162,18 +164,19 @@ def test_not_a_number_stays_in_its_sequence_where_others_share_its_group(form):
 def test_products_are_for_dropout_in_short_sequences_and_without_mkl_for_few_threads_of_blas(
     monkeypatch, threads, has_mkl
 ):
-    _, (query, _, _) = operands(38)
+    _, operand = operands(38)
+    single, half = of_vectors(*operand), of_vectors(*(each.bfloat16() for each in operand))
     short, dropping = layout_of([7, 31]), AttentionRule(dropout=0.1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     monkeypatch.setattr("bertsmith.model.kernels.torch_internals.ON_ARM", True)
     monkeypatch.setattr("bertsmith.model.attention.products.MKL", has_mkl)
     monkeypatch.setattr("bertsmith.model.attention.products.onednn_is_enabled", lambda: False)
-    assert products_take(query, short, dropping) == (has_mkl or threads <= 2)
-    assert products_take(query.bfloat16(), short, dropping) == has_mkl
-    assert not products_take(query, layout_of([500]), dropping)
-    assert not products_take(query, short, AttentionRule())
+    assert products_take(single, short, dropping) == (has_mkl or threads <= 2)
+    assert products_take(half, short, dropping) == has_mkl
+    assert not products_take(single, layout_of([500]), dropping)
+    assert not products_take(single, short, AttentionRule())
     monkeypatch.setattr("bertsmith.model.attention.products.onednn_is_enabled", lambda: True)
-    assert products_take(query, short, dropping) == has_mkl
+    assert products_take(single, short, dropping) == has_mkl
 
 
 def test_each_form_gives_the_same_without_a_gradient(form):

@@ -6,6 +6,7 @@ import torch
 from bertsmith.model.attention.rule import AttentionRule, explain_attention
 from bertsmith.model.attention.watched import WatchedAttention, groups_of
 from bertsmith.packed import pack
+from tests.attention_cases import of_three
 from tests.tiny import TRANSFORMERS, tiny_network
 
 BATCH = pack([[5, 6, 7], [8, 9], [10, 11, 12], [13]])
@@ -33,7 +34,7 @@ def test_sequences_of_one_length_are_shown_together_and_as_the_plain_form_has_th
         shown.update(zip(numbers, weights, strict=True))
         return weights
 
-    found = WatchedAttention(watch)(query, key, value, layout, AttentionRule(window=1))
+    found = of_three(WatchedAttention(watch))(query, key, value, layout, AttentionRule(window=1))
     assert groups == expected
     torch.testing.assert_close(found, mixed)
     for number, plain in enumerate(maps):
@@ -57,7 +58,7 @@ def test_filler_is_shown_without_attention_and_changes_nothing(layout, expected,
         shown.update(zip(numbers, weights, strict=True))
         return weights
 
-    found = WatchedAttention(watch, groups)(query, key, value, layout, rule)
+    found = of_three(WatchedAttention(watch, groups))(query, key, value, layout, rule)
     assert [group.numbers for group in groups] == expected
     torch.testing.assert_close(found, mixed)
     for number, plain in enumerate(maps):
@@ -77,8 +78,8 @@ def test_what_the_study_returns_is_used_by_every_architecture(model_type):
 
     with torch.no_grad():
         plain = network(BATCH)
-        same = network.encoder(BATCH, WatchedAttention(lambda _layer, _numbers, weights: weights))
-        changed = network.encoder(BATCH, WatchedAttention(uniform))
+        same = network.encoder.heads.watch(BATCH, lambda _layer, _numbers, weights: weights)
+        changed = network.encoder.heads.watch(BATCH, uniform)
     torch.testing.assert_close(same, plain, atol=1e-5, rtol=1e-4)
     assert (changed - plain)[:3].abs().max() > 1e-6
     torch.testing.assert_close(changed[-1], plain[-1], atol=1e-5, rtol=1e-4)  # alone, it sees itself only
@@ -93,6 +94,6 @@ def test_gradients_reach_what_was_shown(model_type):
         seen.append(weights)
         return weights
 
-    loss = network.encoder(BATCH, WatchedAttention(keep)).square().sum()
+    loss = network.encoder.heads.watch(BATCH, keep).square().sum()
     gradients = torch.autograd.grad(loss, seen)
     assert any(each.abs().max() > 0 for each in gradients)

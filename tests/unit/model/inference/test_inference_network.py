@@ -53,7 +53,7 @@ def test_packed_weights_give_the_same_states_and_maps(model_type):
             packed.encoder.hidden_states(BATCH), network.encoder.hidden_states(BATCH), strict=True
         ):
             assert torch.allclose(ours, plain, atol=2e-6)
-        maps, expected = (each.encoder.attention_maps(BATCH)[-1][0] for each in (packed, network))
+        maps, expected = (each.encoder.heads.maps(BATCH)[-1][0] for each in (packed, network))
         assert torch.allclose(maps, expected, atol=2e-6)
 
 

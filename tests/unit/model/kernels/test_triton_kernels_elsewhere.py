@@ -2,6 +2,7 @@
 
 import ast
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,10 @@ from torch.utils.checkpoint import checkpoint
 
 import bertsmith
 from bertsmith.model.attention import short, tiled
-from bertsmith.model.attention.attend import KERNELS
+from bertsmith.model.attention.projection import Projection
+from bertsmith.model.attention.rotary import Rotary
 from bertsmith.model.attention.rule import AttentionRule
-from bertsmith.model.attention.short import within_takes
+from bertsmith.model.attention.short import short_takes, tiled_takes
 from bertsmith.model.kernels import fused_gelu, triton_ready
 from bertsmith.model.kernels import residual_norm as residual_norm_module
 from bertsmith.model.kernels.fused_gelu import gated_gelu, linear_gelu
@@ -23,7 +25,8 @@ from bertsmith.model.kernels.residual_norm import residual_norm
 from bertsmith.model.kernels.torch_internals import learns_bias
 from bertsmith.model.kernels.triton_ready import compiles
 from bertsmith.objectives import word_losses
-from tests.attention_cases import layout_of
+from bertsmith.packed import ALL
+from tests.attention_cases import layout_of, of_vectors
 
 FOLDER = Path(bertsmith.__path__[0])
 KERNEL_FILES = {path.stem for path in FOLDER.rglob("*.py") if "\nimport triton\n" in path.read_text()}
@@ -82,9 +85,26 @@ def test_kernels_are_not_compiled_where_none_can_be_kept_or_loaded(machine_with_
     assert not compiles()
 
 
+def projection_of(width: int, *, turned: bool) -> Projection:
+    """Attention inputs of one token and two heads."""
+    hidden, linear = torch.zeros(1, 8, dtype=torch.bfloat16), nn.Linear(8, 6 * width)
+    return Projection(hidden, linear, width, Rotary(100.0) if turned else None, torch.zeros(1).long(), ALL)
+
+
+def test_the_type_of_a_product_is_known_before_it():
+    inputs = projection_of(16, turned=False)
+    single = replace(inputs, hidden_TD=inputs.hidden_TD.float())
+    double = replace(inputs, hidden_TD=inputs.hidden_TD.double())
+    for each, type_of_weights in ((inputs, torch.bfloat16), (single, torch.float32), (double, torch.float64)):
+        given = replace(each, linear=nn.Linear(8, 96, dtype=type_of_weights))
+        assert given.dtype == given.apart()[0].dtype
+        with torch.autocast("cpu", torch.bfloat16):
+            assert given.dtype == given.apart()[0].dtype
+
+
 def test_a_cpu_takes_no_kernel_for_short_sequences():
-    query = torch.zeros(4, 2, 64, dtype=torch.bfloat16)
-    assert not KERNELS["short"].takes(query, layout_of([4]), AttentionRule())
+    inputs = of_vectors(*torch.zeros(3, 4, 2, 64, dtype=torch.bfloat16))
+    assert not short_takes(inputs, layout_of([4]), AttentionRule())
 
 
 @pytest.mark.parametrize(
@@ -101,8 +121,10 @@ def test_a_cpu_takes_no_kernel_for_short_sequences():
 )
 def test_longer_sequences_have_kernels_where_nothing_is_turned(monkeypatch, longest, width, turned, taken):
     monkeypatch.setattr(short, "_kernels_take", lambda *_: True)
-    query = torch.zeros(1, 3, 2, width, dtype=torch.bfloat16)
-    assert within_takes(query, layout_of([longest]), AttentionRule(), turned=turned) == taken
+    inputs, layout, rule = projection_of(width, turned=turned), layout_of([longest]), AttentionRule()
+    assert (short_takes(inputs, layout, rule) or tiled_takes(inputs, layout, rule)) == taken
+    vectors = of_vectors(*torch.zeros(3, 1, 2, width, dtype=torch.bfloat16))
+    assert not tiled_takes(vectors, layout, rule)
 
 
 def test_a_graph_for_a_cpu_does_not_depend_on_the_longest_sequence():
@@ -111,8 +133,8 @@ def test_a_graph_for_a_cpu_does_not_depend_on_the_longest_sequence():
         def longest(self):
             raise AssertionError("asked")
 
-    query = torch.zeros(1, 3, 2, 64, dtype=torch.bfloat16)
-    assert not within_takes(query, Unasked(), AttentionRule(), turned=False)
+    for takes in (short_takes, tiled_takes):
+        assert not takes(projection_of(64, turned=False), Unasked(), AttentionRule())
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -10,6 +10,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, write_json
 from bertsmith.model.architectures.modernbert import MODERNBERT, ModernBertConfig
 from bertsmith.model.attention.rotary import NormalisedRotary, Rotary
+from bertsmith.model.attention.watched import shown
 from bertsmith.model.folder.model_folder import Model, read_model, write_model
 from bertsmith.model.inference.inference_network import (
     InferenceBlock,
@@ -19,7 +20,7 @@ from bertsmith.model.inference.inference_network import (
 )
 from bertsmith.model.kernels.activations import activation_function
 from bertsmith.model.network import Network, build_network, new_network
-from bertsmith.packed import pack
+from bertsmith.packed import ALL, pack
 from tests.tiny import tiny_encoder_config
 
 PUBLISHED = {
@@ -161,12 +162,11 @@ def test_normalised_queries_leave_half_precision_to_the_kernels():
     network = lively({"qk_norm": True})
     seen = []
 
-    def attend(query, key, value, layout, rule):
-        seen.append((query.dtype, key.dtype, value.dtype))
-        return value
+    def see(_layer, vectors, _rule):
+        seen.append(tuple(each.dtype for each in vectors))
 
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
-        network.encoder(pack(TEXTS), attend)
+        network.encoder.heads.last_states(pack(TEXTS), shown(see), ALL)
     assert set(seen) == {(torch.bfloat16,) * 3}
 
 
