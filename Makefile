@@ -16,7 +16,8 @@ export PYTHONDONTWRITEBYTECODE :=
 
 # One torch thread per worker: more would fight over the same cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist worksteal
-INSTALL := $(BIN)/python -m pip install --quiet
+# pip would compile 20,000 files, one after the other, before anything else begins; most are never imported.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile
 # torch by its version alone: its build depends on the machine (docs/dependencies.md).
 locked = $(INSTALL) --require-hashes -r deploy/lock/$(1).txt && $(INSTALL) -r deploy/lock/torch.txt && \
 	$(INSTALL) --no-deps --no-build-isolation -e .
@@ -85,6 +86,7 @@ $(ENV)/.runtime: pyproject.toml $(wildcard deploy/lock/*) | $(BIN)/python
 
 $(ENV)/.installed: pyproject.toml $(wildcard deploy/lock/*) | $(BIN)/python
 	$(call locked,test)
+	@$(BIN)/python -m compileall -q src $(ENV)/lib > /dev/null 2>&1 & # on another core, while the checks run
 	@touch $(ENV)/.runtime $@
 
 # The site and the release have packages of their own, which neither the demo nor the tests wait for.

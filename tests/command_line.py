@@ -2,10 +2,15 @@
 
 import sys
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
+import typer.main
 
 from bertsmith.cli.app import main
+
+# Typer makes the commands of all verbs anew for each call, which takes ten times as long as many a call.
+COMMAND_OF = cache(typer.main.get_command)
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ def bertsmith(capsys: pytest.CaptureFixture[str], *words: object) -> Told:
     capsys.readouterr()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["bertsmith", *map(str, words)])
+        patch.setattr(typer.main, "get_command", COMMAND_OF)
         try:
             main()
             code: object = 0

@@ -144,5 +144,5 @@ def _types_in(annotation: Any) -> set[Any]:
     return found.union(*map(_types_in, (each for each in inner if not isinstance(each, str))))
 
 
-verbs = Verbs({name: verb for group in VERBS.values() for name, verb in group.items()})
+verbs = Verbs(VERBS)
 """The verbs of the command line as functions."""

@@ -11,7 +11,7 @@ from tests.browser.playground import DESK, PANELS, THEMES, Visit, served, visit
 # ---- contrast
 
 
-def test_every_panel_can_be_read_by_all_in_both_themes(browser: Browser, address: str) -> None:
+def test_every_panel_can_be_read_by_all_in_both_themes(browser: Browser, address: str, full: bool) -> None:
     with browser.new_context(**DESK) as context:
         seen = visit(context, address)
         seen.page.goto(address)
@@ -22,9 +22,8 @@ def test_every_panel_can_be_read_by_all_in_both_themes(browser: Browser, address
                 seen.page.emulate_media(color_scheme=theme)
                 assert unreadable(seen.page, "body") == {}, (panel, theme)
                 # What is no colour is the same in both, and so is what stands around every panel.
-                is_again = theme == "dark"
-                root = f"#panel-{panel}" if is_again and panel != PANELS[0] else "html"
-                found = violations(seen.page, root=root, colours_alone=is_again)
+                root = "html" if full or panel == PANELS[0] else f"#panel-{panel}"
+                found = violations(seen.page, root=root, colours_alone=theme == "dark")
                 assert found == [], (panel, theme)
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from typer.main import get_command
 
 from bertsmith.cli.app import app
-from tests.command_line import bertsmith
+from tests.command_line import COMMAND_OF, bertsmith
 from tests.tiny_runs import tiny_store
 from tests.toy_folder import write_toy_folder
 
@@ -32,11 +31,12 @@ named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path
 def test_every_python_block_runs_from_top_to_bottom(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    write_toy_folder(tmp_path / "path" / "to" / "model-folder")
-    tiny_store(tmp_path / "tiny").folder.rename(tmp_path / "path" / "to" / "store")
     names: dict = {}
     blocks = PYTHON.findall(text := document.read_text())
     assert len(blocks) == text.count("```python")  # none is passed over
+    if blocks:
+        write_toy_folder(tmp_path / "path" / "to" / "model-folder")
+        tiny_store(tmp_path / "tiny").folder.rename(tmp_path / "path" / "to" / "store")
     for block in blocks:
         exec(compile(block, document.name, "exec"), names)
 
@@ -61,7 +61,7 @@ def test_every_command_is_one_with_options_that_it_has(document):
     for line in lines:
         if not (found := re.match(r"(?:\$ )?bertsmith (.+)", line)):
             continue
-        words, command = shlex.split(found[1], comments=True), get_command(app)
+        words, command = shlex.split(found[1], comments=True), COMMAND_OF(app)
         while words and words[0] in getattr(command, "commands", {}):
             command = command.commands[words.pop(0)]
         assert not getattr(command, "commands", {}) or not words or words[0].startswith("-"), line

@@ -12,7 +12,7 @@ from bertsmith.model.kernels.elementwise import Dropout
 from bertsmith.model.network import new_network
 from bertsmith.packed import Layout, pack, unpack
 from tests.compile_counter import CompileCounter
-from tests.tiny import TRANSFORMERS, tiny_encoder_config, tiny_network
+from tests.tiny import tiny_encoder_config, tiny_network
 
 every_member = pytest.mark.parametrize("model_type", ARCHITECTURES)
 
@@ -23,27 +23,31 @@ def ragged(count: int, longest: int = 60, seed: int = 0) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "dtype", "tolerance"),
+    ("model_type", "dtype"),
     [
-        *((each, torch.float32, 1e-5) for each in TRANSFORMERS),
-        *((each, torch.float64, 1e-12) for each in ARCHITECTURES),  # an LSTM's rounding grows over 512 steps
+        ("bert", torch.float32),
+        ("modernbert", torch.float32),
+        *((each, torch.float64) for each in ARCHITECTURES),
     ],
     ids=str,
 )
-def test_packed_equals_one_by_one(model_type, dtype, tolerance, two_threads):
+def test_packed_equals_one_by_one(model_type, dtype, full, two_threads):
     network = tiny_network(model_type, heads={}).to(dtype)
     stream = torch.Generator().manual_seed(1)
     with torch.no_grad():  # initial weights are so small that little of a difference would come through
         for parameter in network.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=stream, dtype=dtype), alpha=0.2)
+    lengths = [5, 17, 70, 1, 5, 33]
+    if full or dtype == torch.float32:  # enough work for two threads to cut it where the batch says
+        lengths += [512, *range(301, 321, 2)]
     rng = random.Random(3)
-    lengths = [5, 17, 512, 1, 5, 33, *range(301, 321, 2)]
     sequences = [[rng.randrange(5, 99) for _ in range(length)] for length in lengths]
     batch = pack(sequences)
     with torch.no_grad():
         together = unpack(network(batch), batch.layout)
         for sequence, packed in zip(sequences, together, strict=True):
-            assert (network(pack([sequence])) - packed).abs().max() <= tolerance
+            difference = (network(pack([sequence])) - packed).abs().max()
+            assert difference <= (1e-5 if dtype == torch.float32 else 1e-12)
 
 
 @every_member
@@ -93,7 +97,7 @@ def test_forward_and_backward_compile_whole_and_at_most_twice_over_ragged_batche
         return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
 
     compiled = torch.compile(loss_of, fullgraph=True, backend=counter)
-    for seed in range(20 if full else 6):
+    for seed in range(20 if full else 4):
         sequences = ragged(3 + seed, seed=seed)
         batch = pack(sequences)
         rows = torch.randint(len(batch.tokens_T), (2 + seed,))

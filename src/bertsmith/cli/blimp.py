@@ -41,7 +41,7 @@ def blimp(
     from bertsmith.studies.blimp import blimp_report, read_pair_sets
 
     sets = read_pair_sets(data, limit)
-    bert = asked.open("fill")
+    bert = asked.open("fill", "extend")
     report = blimp_report(study(bert, sets), model=name_of_model(asked.folder, "fill"))
     if out is not None:
         write_report(report, out)

@@ -76,7 +76,7 @@ def fill(
         remedy = "leave one of them out: each new token is the most probable one"
         raise UserError("`extend` and `top` exclude each other", remedy=remedy)
     wanted = TOP if top is None else top
-    bert = asked.open("fill")
+    bert = asked.open("fill", "extend")
     for where, each in texts_of(text, "the text"):
         with naming_inputs(lambda _, where=where: where):  # type: ignore[misc]  # mypy sees no type of a default
             if extend:

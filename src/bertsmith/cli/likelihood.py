@@ -67,7 +67,7 @@ def likelihood(
         texts.check()  # before the model is opened
     if out is not None:
         check_table_file(out, texts)
-    bert = asked.open("fill")
+    bert = asked.open("fill", "extend")
     if text is None:
         score_file(bert, texts, out, words=words, truncate=truncate, as_json=as_json)
         return

@@ -1,23 +1,27 @@
-"""Feature-based use of an encoder: trained BiLSTMs over frozen states (Devlin et al. 2018, 5.3).
+"""BiLSTMs over an encoder's states: a frozen one (Devlin et al. 2018, 5.3), or one that learns with them.
 
 Shapes: L states of a token, T packed tokens, S sequences, D input width, W width of one direction; G parts of
 sequences (the two texts of each pair), N longest part; C outputs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.features.layer_states import layer_name, layer_numbers
-from bertsmith.model.encoder import largest_of_rows, mean_of_rows
+from bertsmith.model.encoder import Encoder, largest_of_rows, mean_of_rows
+from bertsmith.model.encoder_config import PassSize
 from bertsmith.model.heads import exact_outputs
 from bertsmith.model.network import Network
-from bertsmith.model.recurrent.packed_lstm import ReadingOrder
+from bertsmith.model.recurrent.packed_lstm import ReadingOrder, lstm_states
 from bertsmith.packed import Layout, PackedBatch
 from bertsmith.recipe.finetuning_schema import FeaturesSection
+from bertsmith.tasks.objective import Scorer
 
 Reads = Literal["sentence", "tokens"]
 LAYERS = 2
@@ -61,8 +65,7 @@ class PackedBiLstm(nn.Module):
 
     def forward(self, values_TD: Tensor, layout: Layout) -> Tensor:
         """Return both directions' states of each row [T, 2W]."""
-        order = ReadingOrder.of(layout, values_TD.device)
-        return order.states(values_TD, lambda packed: self.lstm(packed)[0].data)
+        return ReadingOrder.of(layout, values_TD.device).states(values_TD, partial(lstm_states, self.lstm))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +78,8 @@ class Reading:
     """Token that ends the first text of a pair; None for single texts."""
 
 
-class FeatureScorer(nn.Module):
-    """Scores from a frozen encoder: some of its layers combined, then BiLSTMs, then one linear layer."""
+class BiLstmScorer(Scorer):
+    """Scores from an encoder: some of its layers combined, then BiLSTMs, then one linear layer."""
 
     def __init__(
         self,
@@ -86,13 +89,17 @@ class FeatureScorer(nn.Module):
         *,
         reading: Reading,
         stream: torch.Generator,
+        tunes: bool = False,
     ) -> None:
         super().__init__()
-        self.network = network.requires_grad_(False).eval()
+        self.network, self.tunes = network, tunes
         width_in, dropout = network.config.width, network.config.head_dropout
         self.layer_norm = features.layer_norm
         width = width_in if features.width == "model" else features.width
         self.layers = layer_numbers(features.layers, network.encoder.layers)
+        network.requires_grad_(False).eval()
+        for part in read_parts(network.encoder, max(self.layers)) if tunes else ():
+            part.requires_grad_(True)
         self.mix: LayerMix | LayerConcatenation
         if features.combine == "weighted-sum" and len(self.layers) > 1:
             self.mix = LayerMix(len(self.layers))
@@ -121,7 +128,7 @@ class FeatureScorer(nn.Module):
     def forward(self, inputs: PackedBatch, states: Sequence[Tensor] | None = None) -> Tensor:
         """Return [T, C] for tags and spans, else [S, C]; `states` are those of its layers, if known."""
         if states is None:
-            with torch.no_grad():
+            with nullcontext() if self.tunes else torch.no_grad():
                 every = self.network.encoder.hidden_states(inputs)
             states = [every[number] for number in self.layers]
         if self.layer_norm:
@@ -139,11 +146,25 @@ class FeatureScorer(nn.Module):
             "scale": self.mix.gamma.item()
         }
 
-    def train(self, mode: bool = True) -> "FeatureScorer":
-        """Set the mode of the trained parts; the encoder never applies dropout."""
-        super().train(mode)
-        self.network.eval()
-        return self
+    def last_layer(self) -> nn.Linear:
+        """Return the linear layer on top of the BiLSTMs."""
+        return self.output
+
+    def operations(self, size: PassSize) -> float:
+        """Return the operations of the encoder and of the products of the BiLSTMs."""
+        weights = sum(each.numel() for each in self.reader.parameters() if each.dim() > 1)
+        return super().operations(size) + 2.0 * weights * size.tokens
+
+
+def read_parts(encoder: Encoder, number: int) -> Iterator[nn.Module]:
+    """Yield the parts of an encoder that its states up to this number come from."""
+    *layers, tables = encoder.depths()
+    if number == 0:
+        yield tables.layer  # without the relative positions of layers
+        return
+    for depth in (*layers[0 if encoder.shares_layers else encoder.layers - number :], tables):
+        yield depth.layer
+        yield from depth.also
 
 
 class TokenReader(nn.Module):

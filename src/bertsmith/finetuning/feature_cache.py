@@ -23,7 +23,7 @@ from bertsmith.core.arrays import open_array
 from bertsmith.core.cache import cached_array, caching_array
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
-from bertsmith.features.bilstm import FeatureScorer
+from bertsmith.features.bilstm import BiLstmScorer
 from bertsmith.features.layer_states import encoder_hash
 from bertsmith.inference.engine import batching_for, in_streams
 from bertsmith.inference.task_model import GPU_MULTIPLE, TaskModel
@@ -45,7 +45,7 @@ def cached_states(encoded: EncodedSet, model: TaskModel, folder: Path) -> tuple[
     Return nothing if the disk is too full for them: the encoder then runs at every step.
     """
     scorer = model.objective.scorer
-    assert isinstance(scorer, FeatureScorer)
+    assert isinstance(scorer, BiLstmScorer)
     place, shape = folder / _key(encoded, model, scorer), (len(encoded.tokens_T), scorer.network.config.width)
     files = {number: place / f"layer-{number:02d}.npy" for number in scorer.layers}
     kept = {number: cached_array(file) for number, file in files.items()}
@@ -100,7 +100,7 @@ def _keep(vectors_ND: States, file: Path) -> None:
         _warn_once(f"{file}: {error.what}; the vectors are not kept")
 
 
-def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer | NetworkScorer) -> str:
+def _key(encoded: EncodedSet, model: TaskModel, scorer: BiLstmScorer | NetworkScorer) -> str:
     digest = hashlib.sha256(encoder_hash(scorer.network).encode())
     if isinstance(scorer, NetworkScorer):  # vectors depend on the head, too
         head = model.config.head
@@ -111,7 +111,7 @@ def _key(encoded: EncodedSet, model: TaskModel, scorer: FeatureScorer | NetworkS
                 digest.update(tensor.detach().cpu().float().contiguous().numpy().data)
     digest.update(f"{model.device.type} {model.precision}".encode())
     arrays = (encoded.tokens_T, encoded.segments_T, encoded.starts_N1)
-    for array in arrays if isinstance(scorer, FeatureScorer) else (*arrays, encoded.items_M1, encoded.rows_P):
+    for array in arrays if isinstance(scorer, BiLstmScorer) else (*arrays, encoded.items_M1, encoded.rows_P):
         digest.update(np.ascontiguousarray(array).data)
     return digest.hexdigest()
 
@@ -139,7 +139,7 @@ def _compute(
 ) -> None:
     """Run the encoder once over a split and write each layer's file, all or none."""
     scorer, numbers = model.objective.scorer, list(files)
-    assert isinstance(scorer, FeatureScorer)
+    assert isinstance(scorer, BiLstmScorer)
     encoder = scorer.network.encoder
 
     def states(numbered: tuple[TaskBatch, Numbers]) -> tuple[list[States], Numbers]:

@@ -12,7 +12,7 @@ import numpy as np
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, atomic_path, write_text
 from bertsmith.core.wording import counted
-from bertsmith.features.bilstm import FeatureScorer
+from bertsmith.features.bilstm import BiLstmScorer
 from bertsmith.finetuning.assignment import Assignment, recipe_toml
 from bertsmith.finetuning.evaluation import Evaluation, class_scores, simple_baseline
 from bertsmith.finetuning.finetuning_setup import Run, lora_shape
@@ -27,12 +27,11 @@ from bertsmith.finetuning.suited_settings import DEFAULTS_FILE
 from bertsmith.inference.adapter_folder import ADAPTER_FILES, base_name, write_adapter
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.model_path import model_folder
-from bertsmith.inference.task_model import TaskModel, mix_state
+from bertsmith.inference.task_model import TaskModel
 from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.folder.tensor_files import SAVED_WEIGHT_FILES
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.tasks.metrics import reliability
-from bertsmith.tasks.objective import NetworkScorer
 from bertsmith.tasks.predictions import PredictedSplit, errors_table, hardest_errors
 from bertsmith.tasks.published_scores import published_lines
 from bertsmith.tasks.task_config import TaskConfig
@@ -81,9 +80,9 @@ class Finished:
 
     @property
     def layer_weights(self) -> dict[str, float]:
-        """Return the learned weights of a weighted sum of frozen layers; empty for other models."""
-        scorer = self.model.objective.scorer
-        return scorer.layer_weights() if isinstance(scorer, FeatureScorer) else {}
+        """Return the learned weights of a weighted sum of layers; empty for other models."""
+        scorer = self.model.scorer
+        return scorer.layer_weights() if isinstance(scorer, BiLstmScorer) else {}
 
 
 def references_of(
@@ -143,16 +142,15 @@ def _draw_curve(folder: RunFolder, finished: Finished) -> None:
 
 
 def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> None:
-    scorer = finished.model.objective.scorer
-    assert isinstance(scorer, NetworkScorer | FeatureScorer)
-    mix = mix_state(scorer) if isinstance(scorer, FeatureScorer) else {}
+    scorer = finished.model.scorer
+    mix = scorer.own_state()
     with atomic_folder(folder.model, replaces=(*SAVED_WEIGHT_FILES, *ADAPTER_FILES)) as fresh:
         if finished.config.head.encoder == "lora":
             base = base_name(finished.assignment.model)
             shape = lora_shape(finished.assignment.recipe.lora)
             write_adapter(fresh, scorer.network, finished.config.head_name, shape=shape, base=base)
         else:
-            # With frozen features the network has no head, and so no outputs to name.
+            # Under a BiLSTM the network has no head, and so no outputs to name.
             keys = {} if mix else finished.config.kind.config_keys(finished.config.labels)
             write_model(fresh, Model(scorer.network, keys))
             defaults = model_folder(finished.assignment.model) / DEFAULTS_FILE
@@ -205,7 +203,8 @@ def model_card(finished: Finished, *, picture: bool) -> str:
     facts = [
         f"{counted(finished.run.examples, 'training example')}, {steps}"
         f"{finished.seconds / 60:.1f} minutes, seed {run.seed}.",
-        f"{rates}encoder {recipe.head.encoder}, longest sequence {recipe.text.longest}.",
+        f"{rates}encoder {recipe.head.encoder}{' under a BiLSTM' if config.head.has_bilstm else ''}, "
+        f"longest sequence {recipe.text.longest}.",
         *finished.notes,
     ]
     if finished.layer_weights:

@@ -151,9 +151,9 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World, *, re
         caches = cache_folder("encodings"), cache_folder("teacher-scores")
         asked = Teachers(recipe.distill.teachers, config, world.device, "bf16" if half else "fp32", *caches)
         train = asked.taught(train, initial.network)
-    scaler = fit_target_scaler(splits.task, train.encoded, model.objective.scorer)
+    scaler = fit_target_scaler(splits.task, train.encoded, model.scorer)
     if scaler is not None and initial.kept:
-        scaler.take_out_of(model.objective.scorer)
+        scaler.take_out_of(model.scorer)
     train_set = train.encoded
     if scaler is not None:
         told = None if train_set.teacher is None else scaler.transform(train_set.teacher)
@@ -235,7 +235,7 @@ def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> 
         return False
     if recipe.head.encoder == "frozen-linear":
         return not recipe.distill.teachers
-    return asked and not kept and recipe.head.encoder != "frozen-features"
+    return asked and not kept and not recipe.head.has_bilstm
 
 
 def build_trainer(
@@ -252,7 +252,7 @@ def build_trainer(
     network.encoder.recompute = recipe.run.recompute
     objective = TaskObjective(scorer.to(world.device), config.kind, config.head, recipe.distill).train()
     # An LSTM cannot be part of a graph.
-    one_graph = can_compile(objective) and config.head.encoder != "frozen-features"
+    one_graph = can_compile(objective) and not config.head.has_bilstm
     if one_graph and (recipe.run.compile == "on" or (recipe.run.compile == "auto" and gpu)):
         objective.compile_whole()
     optimizer = build_optimizer(scorer, recipe.optim)

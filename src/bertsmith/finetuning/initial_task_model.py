@@ -30,8 +30,8 @@ from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
 MIX_NOTE = (
-    "a BiLSTM on frozen layers learns: bertsmith finds it in mix.safetensors; to other tools the folder is "
-    "an encoder without a head"
+    "a BiLSTM {over} learns: bertsmith finds it in mix.safetensors; to other tools the folder is an encoder "
+    "without a head"
 )
 DROPOUTS = {
     "dropout": ("dropout", "embedding_dropout"),
@@ -73,10 +73,15 @@ def load_initial_task_model(
     _check_text_length(network, config, where=str(folder))
     if config.head.encoder == "frozen-features":
         _leave_bare(model, config)
-        return InitialTaskModel(network, bert.tokenizer, fresh=(), kept=False, notes=(MIX_NOTE,))
-    own = bert.model.network.config
+        note = MIX_NOTE.format(over="on frozen layers")
+        return InitialTaskModel(network, bert.tokenizer, fresh=(), kept=False, notes=(note,))
+    own, kept, fresh = bert.model.network.config, False, tuple[str, ...]()
     notes = [f"run.{key} = {rate:g}; the model has {getattr(own, key):g}" for key, rate in dropouts.items()]
-    kept, fresh = _put_head(model, config, stream)
+    if config.head.has_bilstm:
+        network.heads.clear()  # a trained pooler, too: the encoder under it changes
+        notes.append(MIX_NOTE.format(over="with the layers that it reads"))
+    else:
+        kept, fresh = _put_head(model, config, stream)
     notes += [f"the head {config.head_name} of the folder is kept"] if kept else []
     notes += [f"the head {name} starts from fresh weights" for name in fresh]
     if config.head.pooling != "model":

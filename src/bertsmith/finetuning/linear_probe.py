@@ -13,7 +13,6 @@ from torch.nn import functional
 
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import stream
-from bertsmith.finetuning.target_scaler import last_layer
 from bertsmith.inference.task_model import TaskModel
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.kinds.kind import LinearProblem
@@ -63,7 +62,7 @@ class Solution:
 
     def start_tuning(self, model: TaskModel, world: World) -> None:
         """Replace the head's optimal weights by those that tuning starts from, equal in all processes."""
-        layer = last_layer(model.objective.scorer)
+        layer = model.scorer.last_layer()
         put(layer, self.tuning_start)
         if world.size > 1:
             for each in layer.parameters():
@@ -77,7 +76,7 @@ def solve_head(
     class_weights_C: NDArray[np.float32] | None = None,
 ) -> Solution:
     """Replace the weights of the head's last layer by the optimal ones; return where tuning starts."""
-    layer, problem = last_layer(model.objective.scorer), model.config.kind.linear_problem
+    layer, problem = model.scorer.last_layer(), model.config.kind.linear_problem
     assert problem is not None
     rows = _rows_of(model, train, vectors_ND, problem, class_weights_C)
     rows = replace(rows, biased=layer.bias is not None)

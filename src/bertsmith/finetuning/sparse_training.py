@@ -50,7 +50,7 @@ class SparseTraining:
         if early_at == "off" or at.step != rewinding_step(early_at, steps) or not self.run.world.main:
             return
         # In the form of the finished folder, in which the head predicts unscaled numbers.
-        scorer = deepcopy(self.run.model.objective.scorer)
+        scorer = deepcopy(self.run.model.scorer)
         if self.run.scaler is not None:
             self.run.scaler.fold_into(scorer)
         assert isinstance(scorer, NetworkScorer), "a rule of the recipe"

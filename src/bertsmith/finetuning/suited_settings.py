@@ -64,7 +64,7 @@ def suited_recipe(
     """
     asked = finetuning_recipe_with_origins(task, overrides, options=options)
     head = asked.recipe.head.encoder
-    if not task.own or head == "frozen-features" or asked.recipe.distill.teachers:
+    if not task.own or asked.recipe.head.has_bilstm or asked.recipe.distill.teachers:
         return asked.recipe, ""
     splits = read_splits(task, data, skip_bad=skip_bad).limited(asked.recipe.run.limit)
     bert, rows = load(model, device="cpu"), len(splits.splits["train"])

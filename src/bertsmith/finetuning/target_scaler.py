@@ -8,13 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.features.bilstm import FeatureScorer
-from bertsmith.model.heads import OutputHead
 from bertsmith.tasks.encoded import EncodedSet
-from bertsmith.tasks.objective import NetworkScorer
+from bertsmith.tasks.objective import Scorer
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.text_encoding import Targets
 
@@ -37,26 +34,26 @@ class TargetScaler:
         """Return the true numbers for the scores of a model that predicts standardised targets."""
         return (scores_M.astype(np.float64) * self.deviation + self.mean).astype(np.float32)
 
-    def fold_into(self, scorer: nn.Module) -> None:
+    def fold_into(self, scorer: Scorer) -> None:
         """Change the last layer so that it predicts true numbers, in any tool that opens the model."""
-        layer = last_layer(scorer)
+        layer = scorer.last_layer()
         with torch.no_grad():  # deviation * (Wx + b) + mean
             layer.weight.mul_(self.deviation)
             layer.bias.mul_(self.deviation).add_(self.mean)
 
-    def take_out_of(self, scorer: nn.Module) -> None:
+    def take_out_of(self, scorer: Scorer) -> None:
         """Change a last layer that predicts true numbers (from an earlier run) to standardised ones."""
-        layer = last_layer(scorer)
+        layer = scorer.last_layer()
         with torch.no_grad():
             layer.weight.div_(self.deviation)
             layer.bias.sub_(self.mean).div_(self.deviation)
 
 
-def fit_target_scaler(task: Task, train: EncodedSet, scorer: nn.Module) -> TargetScaler | None:
+def fit_target_scaler(task: Task, train: EncodedSet, scorer: Scorer) -> TargetScaler | None:
     """Return the scaler for a user's own numbers; other tasks learn their targets unscaled."""
     if not task.custom or not task.kind.numeric:
         return None
-    if last_layer(scorer).bias is None:
+    if scorer.last_layer().bias is None:
         what = (
             "numbers of one's own are learned as distances from their mean, for which this head has no bias"
         )
@@ -68,13 +65,3 @@ def fit_target_scaler(task: Task, train: EncodedSet, scorer: nn.Module) -> Targe
         raise UserError(what, where="the training file", remedy=f"keep them below {LARGEST_TARGET:g}")
     # If all numbers are equal, their deviation is 0, and nothing must be divided by it.
     return TargetScaler(float(numbers_M.mean()), float(numbers_M.std()) or 1.0)
-
-
-def last_layer(scorer: nn.Module) -> nn.Linear:
-    """Return the layer that computes a scorer's scores."""
-    if isinstance(scorer, FeatureScorer):
-        return scorer.output
-    assert isinstance(scorer, NetworkScorer)
-    head = scorer.network.heads[scorer.head]
-    assert isinstance(head, OutputHead)
-    return head.output

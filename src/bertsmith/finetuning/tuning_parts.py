@@ -173,7 +173,7 @@ class TaskResults:
             report = tuning_report(run.model, run.evaluation_splits, found)
             write_json(run.folder.path / "thresholds.json", report)
         if run.scaler is not None:
-            run.scaler.fold_into(run.model.objective.scorer)
+            run.scaler.fold_into(run.model.scorer)
         constant = baselines(found.config, run.evaluation_splits)
         references, more_notes = references_of(run, found, best_step=best_step)
         for note in more_notes:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TASK_FILE = "task.json"
 MIX_FILE = "mix.safetensors"
-"""Weights on top of a frozen encoder, which no published class has names for."""
+"""Weights of a BiLSTM over an encoder, which no published class has names for."""
 FINETUNED_FILES = (TASK_FILE, MIX_FILE)
 """Files that `write_finetuned` may write."""
 
@@ -25,7 +25,7 @@ class FinetunedTask:
 
     config: "TaskConfig"
     mix: dict[str, Tensor] = field(default_factory=dict)
-    """Weights learned on top of a frozen encoder (head.encoder = frozen-features), else empty."""
+    """Weights of the BiLSTM over the encoder, if the head has one, else empty."""
 
     @property
     def skips_pooler(self) -> bool:
@@ -35,8 +35,9 @@ class FinetunedTask:
     def check_exportable(self, where: Path) -> None:
         """Raise an error if other tools' formats cannot contain what it learned."""
         if self.mix:
-            what = "is feature-based: what reads its frozen layers has no place in a published model"
-            raise UserError(what, where=str(where), remedy="fine-tune with another head.encoder to export")
+            what = "has a BiLSTM over the encoder's layers, which has no place in a published model"
+            remedy = "fine-tune without it to export (head.reader = linear, head.encoder = tuned)"
+            raise UserError(what, where=str(where), remedy=remedy)
 
 
 def read_finetuned(folder: Path) -> FinetunedTask | None:
@@ -46,7 +47,7 @@ def read_finetuned(folder: Path) -> FinetunedTask | None:
     from bertsmith.tasks.task_config import read_task_config  # pydantic, which a plain model does not need
 
     config = read_task_config(folder / TASK_FILE)
-    if config.head.encoder != "frozen-features":
+    if not config.head.has_bilstm:
         return FinetunedTask(config)
     file, remedy = folder / MIX_FILE, "copy the whole folder again, or fine-tune again"
     if not file.is_file():

@@ -58,7 +58,7 @@ NOT_FOR_SIMILARITY = (
     "the folder has no modules.json, so the model was probably not trained for similarity: its vectors rank "
     "texts far worse than those of a sentence model, such as sentence-transformers/all-MiniLM-L6-v2"
 )
-HEAD_OF_ABILITY = {"fill": "mlm", "next": "nsp"}
+HEAD_OF_ABILITY = {"fill": "mlm", "extend": "mlm", "next": "nsp"}
 """Pre-training heads by ability; the kinds of tasks know their heads, and `embed` and `look` need none."""
 PRECISIONS = get_args(Precision)
 
@@ -224,9 +224,13 @@ class Bert:
 
     @property
     def abilities(self) -> tuple[str, ...]:
-        """Abilities of this model, of: fill, next, classify, score, tag, answer, choose, embed, look."""
+        """Abilities of this model, of: fill, extend, next, classify, score, tag, answer, choose, embed, look.
+
+        A model that predicts words fills masks if its vocabulary has one, and otherwise only extends texts.
+        """
         able = {"embed", "look"}
         able |= {ability for ability, head in HEAD_OF_ABILITY.items() if not self._lacking(head)}
+        able.discard("extend" if self.tokenizer.has_mask else "fill")
         # A model that was only pre-trained does not import everything that tasks need.
         if self.finetuned is not None or set(self.heads) - {"pooler", *HEAD_OF_ABILITY.values()}:
             from bertsmith.inference.predictor import ability_of_head

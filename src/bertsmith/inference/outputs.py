@@ -114,6 +114,7 @@ Json = dict[str, Any]
 
 ABILITIES = {
     "fill": "predict words",
+    "extend": "continue texts",
     "next": "say whether one sentence follows another",
     "classify": "classify texts",
     "score": "give texts a number",

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertsmith.core.errors import UserError
 from bertsmith.core.progress import progress_bar
 from bertsmith.core.seeds import key_of
 from bertsmith.core.steps import Steps, finished
-from bertsmith.features.bilstm import FeatureScorer, Reading
+from bertsmith.features.bilstm import BiLstmScorer, Reading
 from bertsmith.inference.engine import BATCH_TOKENS, USUAL_BATCH_TOKENS, Engine, batching_for, in_streams
 from bertsmith.inference.finetuned_folder import MIX_FILE, FinetunedTask
 from bertsmith.model.heads import OutputHead
@@ -20,7 +20,7 @@ from bertsmith.model.network import Network, set_pooling
 from bertsmith.tasks.batches import Numbers, TaskBatch, ordered_batches, scores_in_order
 from bertsmith.tasks.encoded import EncodedSet
 from bertsmith.tasks.example_types import Example
-from bertsmith.tasks.objective import NetworkScorer, TaskObjective, freeze_encoder
+from bertsmith.tasks.objective import NetworkScorer, Scorer, TaskObjective, freeze_encoder
 from bertsmith.tasks.predictions import Predictions
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
@@ -40,10 +40,16 @@ class TaskModel:
     precision: Precision
 
     @property
+    def scorer(self) -> Scorer:
+        """Return the encoder with what reads its states."""
+        assert isinstance(self.objective.scorer, Scorer)
+        return self.objective.scorer
+
+    @property
     def network(self) -> Network:
         """Return the network under the task's head, which is not a BiLSTM."""
-        assert isinstance(self.objective.scorer, NetworkScorer), "the caller has looked"
-        return self.objective.scorer.network
+        assert isinstance(self.scorer, NetworkScorer), "the caller has looked"
+        return self.scorer.network
 
     def encode(self, examples: Sequence[Example]) -> EncodedSet:
         """Return the examples in the form that the model takes."""
@@ -109,23 +115,23 @@ def task_model_of(network: Network, finetuned: FinetunedTask, engine: Engine) ->
     if config.head.pooling != "model":
         set_pooling(network, config.head.pooling)
     scorer = scorer_of(network, config, engine.tokenizer, seed=0)
-    if isinstance(scorer, FeatureScorer):
-        _load_mix(scorer, finetuned.mix)
+    _load_mix(scorer, finetuned.mix)
     objective = TaskObjective(scorer.to(engine.device), config.kind, config.head).eval()
     # No autocast: the weights already have the requested precision.
     return TaskModel(objective, engine.tokenizer, config, engine.device, "fp32")
 
 
-def _load_mix(scorer: FeatureScorer, mix: Mapping[str, Tensor]) -> None:
-    """Load the weights on top of a frozen encoder; reject missing and additional ones."""
-    wanted = {name: tensor.shape for name, tensor in mix_state(scorer).items()}
+def _load_mix(scorer: Scorer, mix: Mapping[str, Tensor]) -> None:
+    """Load the weights that are not part of the network; reject missing and additional ones."""
+    wanted = {name: tensor.shape for name, tensor in scorer.own_state().items()}
     given = {name: tensor.shape for name, tensor in mix.items()}
     if wanted != given:
         name = min(wanted.items() ^ given.items())[0]
         there, expected = (list(each[name]) if name in each else "missing" for each in (given, wanted))
         what = f"does not fit task.json: {name} is {there}, not {expected}"
         raise UserError(what, where=MIX_FILE, remedy="copy the whole folder again, or fine-tune again")
-    scorer.load_state_dict({**scorer.state_dict(), **mix})
+    if mix:
+        scorer.load_state_dict({**scorer.state_dict(), **mix})
 
 
 def leave_pooler_out(network: Network, name: str) -> bool:
@@ -140,19 +146,16 @@ def leave_pooler_out(network: Network, name: str) -> bool:
 
 def scorer_of(
     network: Network, config: TaskConfig, tokenizer: Tokenizer, *, seed: int, fresh: tuple[str, ...] = ()
-) -> nn.Module:
-    """Return the scorer of a task: the network's own head, or one over a frozen encoder's layers."""
-    if config.head.encoder == "frozen-features":
+) -> Scorer:
+    """Return the scorer of a task: the network's own head, or a BiLSTM over its layers."""
+    if config.head.has_bilstm:
         stream = torch.Generator().manual_seed(key_of(seed, "mix"))
         separator = tokenizer.sep_id if config.pairs else None
         reading = Reading(config.kind.head.reads, separator)
-        return FeatureScorer(network, config.outputs, config.features, reading=reading, stream=stream)
+        tunes = config.head.encoder == "tuned"
+        return BiLstmScorer(
+            network, config.outputs, config.features, reading=reading, stream=stream, tunes=tunes
+        )
     if config.head.encoder == "frozen-linear":
         freeze_encoder(network, fresh=fresh)
     return NetworkScorer(network, config.head_name)
-
-
-def mix_state(scorer: FeatureScorer) -> dict[str, Tensor]:
-    """Return the weights that were learned on top of a frozen encoder."""
-    state = scorer.state_dict()
-    return {name: tensor.cpu() for name, tensor in state.items() if not name.startswith("network.")}

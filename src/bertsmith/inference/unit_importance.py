@@ -14,7 +14,7 @@ IMPORTANCE_TOKENS = 2048
 def task_importance(model: TaskModel, encoded: EncodedSet) -> UnitImportance:
     """Return the mean absolute gradient of a gate on each head and neuron over examples, without dropout."""
     scorer, objective = model.objective.scorer, model.objective.eval()
-    assert isinstance(scorer, NetworkScorer), "a BiLSTM reads frozen layers, of which none can be spared"
+    assert isinstance(scorer, NetworkScorer), "the caller has looked"
     with importance_gates(scorer.network) as gates, progress_bar("importance", encoded.items) as advance:
         for batch, items in ordered_batches(encoded, micro_tokens=IMPORTANCE_TOKENS, multiple=1):
             on_device = batch.to(model.device)

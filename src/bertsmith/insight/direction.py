@@ -123,7 +123,7 @@ def one_sided_metrics(
     model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
     scorer = model.objective.scorer
     if not isinstance(scorer, NetworkScorer):
-        what = "a BiLSTM over frozen features reads both sides whatever the encoder sees"
+        what = "a BiLSTM over the encoder's layers reads both sides whatever the encoder sees"
         raise UserError(what, remedy="name a run whose encoder has the head")
     one_sided = OneSidedScorer(scorer.network, scorer.head, hidden=hidden, special=bert.tokenizer.special_ids)
     config = model.config

@@ -129,7 +129,8 @@ class Distillation(PretrainingObjective):
 
     def _depths_of(self, network: Network) -> list[int]:
         """The depths of a network's states that are compared, 0 for its embeddings."""
-        return [pair[network is self.teacher] for pair in self.depths]
+        which = 1 if network is self.teacher else 0
+        return [pair[which] for pair in self.depths]
 
     def _words(
         self, batch: PretrainingBatch, ours: Pass, theirs: Pass, weights_R: Tensor

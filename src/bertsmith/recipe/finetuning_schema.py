@@ -40,6 +40,9 @@ class HeadSection(Section):
     """tuned: train everything; lora: freeze the encoder and train low-rank adapters of some layers with the
     head (LoRA; Hu et al. 2021); frozen-linear: freeze it under a linear head; frozen-features: feed its
     layers to a two-layer BiLSTM, as `features` says (ELMo; Devlin et al. 2018, 5.3)."""
+    reader: Literal["linear", "bilstm"] = "linear"
+    """linear: the model's own head, one linear layer over its states; bilstm: a two-layer BiLSTM over the
+    layers that `features` names learns with the encoder. frozen-features always has the BiLSTM."""
     weights: Literal["fresh", "solved"] = "fresh"
     """Initial weights of the head: small random numbers (the papers), or the optimal linear head on the
     frozen encoder, from which tuning starts (Kumar et al. 2022). frozen-linear always takes the optimal
@@ -49,13 +52,19 @@ class HeadSection(Section):
     fresh_layers: Annotated[int, Field(ge=0)] = 0
     """Number of last layers to initialise anew (Zhang et al. 2021)."""
 
+    @property
+    def has_bilstm(self) -> bool:
+        """True if a BiLSTM reads the states, of a frozen encoder or of one that learns."""
+        return self.encoder == "frozen-features" or self.reader == "bilstm"
+
 
 LayerChoice = Literal["embeddings", "second-to-last", "last", "last4", "all", "all-and-embeddings"]
 """Layers of an encoder, named as in the paper's feature-based table (Devlin et al. 2018, table 7)."""
 
 
 class FeaturesSection(Section):
-    """Features for head.encoder = frozen-features, and their BiLSTM; by default ELMo's mix of all layers."""
+    """States that a BiLSTM reads (head.encoder = frozen-features, or head.reader = bilstm), and the BiLSTM;
+    by default ELMo's mix of all layers."""
 
     layers: LayerChoice = "all-and-embeddings"
     """States of a token that are its features; all: every layer, without the embeddings."""
@@ -138,8 +147,8 @@ class FinetuningRunSection(Section):
     attention_dropout: Rate = "model"
     """Dropout of attention probabilities; model: as config.json says."""
     head_dropout: Rate = "model"
-    """Dropout before the task's output layer and of the input of a BiLSTM over frozen layers; model: as
-    config.json says, 0 in a ModernBERT."""
+    """Dropout before the task's output layer and of the input of a BiLSTM; model: as config.json says, 0 in a
+    ModernBERT."""
     recompute: bool = False
     """Gradient checkpointing: a third more work for a fraction of the memory."""
     micro_tokens: Count | Literal["auto"] = "auto"
@@ -213,6 +222,8 @@ class FinetuningRecipe(Section):
             "head.encoder",
             ("tuned", "lora"),
         ),
+        Only(("head.reader",), "head.encoder", ("tuned",)),
+        Only(("head.cls", "head.pooling", "head.weights", *SPARSE), "head.reader", ("linear",)),
         Only(SPARSE, "head.encoder", ("tuned",)),
         Only(SPARSE, "run.minutes", ("off",)),  # which weights go follows from the number of steps
         # The best weights may be some of before the pruning.
@@ -233,13 +244,13 @@ class FinetuningRecipe(Section):
     sparse: SparseSection = SparseSection()
 
     @model_validator(mode="after")
-    def only_frozen_features_have_layers(self) -> "FinetuningRecipe":
+    def only_a_bilstm_has_features(self) -> "FinetuningRecipe":
         # Tasks bring the published features along, even if they are not used.
         idle = self.features in (FeaturesSection(), PUBLISHED_FEATURES)
-        if self.head.encoder != "frozen-features" and not idle:
+        if not (self.head.has_bilstm or idle):
             key = next(name for name, value in self.features if value != getattr(FeaturesSection(), name))
             what = f"head.encoder = {self.head.encoder} reads no features, and features.{key} is about them"
-            remedy = "set `head.encoder=frozen-features`"
+            remedy = "set `head.encoder=frozen-features` or `head.reader=bilstm`"
             raise RuleError(what, keys=(f"features.{key}", "head.encoder"), remedy=remedy)
         return self
 

@@ -281,7 +281,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
     """Return the properties of a model that are known without its weights."""
     config = bert.model.network.config
     return ModelInfo(
-        abilities=tuple(each for each in bert.abilities if each != "fill" or bert.tokenizer.has_mask),
+        abilities=tuple(each for each in bert.abilities if each != "extend"),  # no route continues texts
         labels=_labels_of(bert),
         mask=_mask_of(bert),
         takes_pairs=bert.finetuned is None or bert.finetuned.config.pairs,

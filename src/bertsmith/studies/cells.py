@@ -21,7 +21,7 @@ from bertsmith.recipe.load import leaves
 from bertsmith.recipe.section import Section
 from bertsmith.training.callbacks import ProgressCallback
 
-COMPUTES: dict[str, int] = {}
+COMPUTES: dict[str, int] = {"bilstm": 2}
 """Version of what a part of the code computes, by names such as "objective masked"; 1 if it is not listed.
 
 Raise it if the part computes something else on purpose: cells of the old version are then made anew. A test
@@ -32,6 +32,7 @@ INERT: dict[str, Any] = {
     "finetune sparse.keep_zeros": False,
     "finetune sparse.begin_at": 0.0,
     "finetune sparse.early_at": "off",
+    "finetune head.reader": "linear",
 }
 """Value of a new recipe key, by kind and key ("pretrain examples.new"), with which a run is as before the key
 existed. A key with this value is left out of the hash, so that older cells stay valid."""

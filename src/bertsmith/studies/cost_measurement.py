@@ -103,9 +103,10 @@ def measure(request: CostRequest) -> Cost:
     peak = _peak_bytes(bert.engine.device)
     metric, quality = _quality(request)
     return Cost(
-        parameters=count_parameters(bert.model.network),
+        parameters=count_parameters(bert.model.network)
+        + sum(each.numel() for each in bert.finetuned.mix.values()),
         disk_bytes=_disk_bytes(model_folder(request.model)),
-        flops=network.config.operations(PassSize(FLOP_TOKENS, sequences=1)),
+        flops=task_model.scorer.operations(PassSize(FLOP_TOKENS, sequences=1)),
         precision=bert.precision,
         threads=torch.get_num_threads(),
         startup_seconds=startup,

@@ -125,9 +125,10 @@ def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
     if named and named != config.task:
         what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave `task` out"
         raise UserError(what, where=str(folder), remedy=remedy)
-    if config.head.encoder == "frozen-features":
-        what = "a BiLSTM on frozen layers learned the task, and the encoder knows nothing of it"
-        raise UserError(what, where=str(folder), remedy="prune a model whose encoder was tuned")
+    if config.head.has_bilstm:
+        what = "a BiLSTM over its layers learned the task, and what the encoder's own head needs is unknown"
+        remedy = "prune a model that was tuned without it (head.reader = linear)"
+        raise UserError(what, where=str(folder), remedy=remedy)
     return custom_task(spec_of(config.custom)) if config.custom else task_named(config.task), config
 
 

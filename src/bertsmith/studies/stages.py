@@ -204,9 +204,9 @@ def _idle_in_finetuning(_: FinetuningRecipe) -> frozenset[str]:
 
 
 def _parts_of_finetuning(stage: Stage) -> list[str]:
-    optimiser = cast(FinetuningRecipe, stage.recipe).optim.algorithm
-    task = task_of(stage).kind.name
-    return ["kind finetune", f"task {task}", f"optimiser {optimiser}", _architecture(stage)]
+    recipe, task = cast(FinetuningRecipe, stage.recipe), task_of(stage).kind.name
+    parts = ["kind finetune", f"task {task}", f"optimiser {recipe.optim.algorithm}", _architecture(stage)]
+    return [*parts, *(["bilstm"] if recipe.head.has_bilstm else [])]
 
 
 def _operations_of_finetuning(stage: Stage) -> float:

@@ -4,11 +4,15 @@ Shapes: T packed tokens, S sequences, M items, P tagged words, C classes. A scor
 kinds (C is 1 for a number and for an option of a choice), [T, C] for tags and [T, 2] for spans.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from bertsmith.model.encoder_config import PassSize
+from bertsmith.model.heads import OutputHead
 from bertsmith.model.kernels.torch_internals import compiled_whole, mark_dynamic
 from bertsmith.model.network import Network
 from bertsmith.packed import PackedBatch
@@ -35,8 +39,34 @@ LOSSES: Mapping[str, tuple[LossFunction, SoftLossFunction]] = {
 """The loss of each kind, and its distillation loss, by `Kind.loss_name`."""
 
 
-class NetworkScorer(nn.Module):
-    """The outputs of one head of a network; a frozen encoder stays in evaluation mode."""
+class Scorer(nn.Module, ABC):
+    """Scores of sequences: an encoder with what reads its states; a frozen encoder never drops anything."""
+
+    network: Network
+
+    @abstractmethod
+    def last_layer(self) -> nn.Linear:
+        """Return the layer that computes the scores."""
+
+    def operations(self, size: PassSize) -> float:
+        """Return the operations of a forward pass without the last layer."""
+        return self.network.config.operations(size)
+
+    def own_state(self) -> dict[str, Tensor]:
+        """Return the weights that are not part of the network; {} for a head of the network."""
+        state = self.state_dict()
+        return {name: tensor.cpu() for name, tensor in state.items() if not name.startswith("network.")}
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode, but keep a frozen encoder in evaluation mode, without dropout."""
+        super().train(mode)
+        learned = any(parameter.requires_grad for parameter in self.network.encoder.parameters())
+        self.network.encoder.train(mode and learned)
+        return self
+
+
+class NetworkScorer(Scorer):
+    """The outputs of one head of a network."""
 
     def __init__(self, network: Network, head: str) -> None:
         super().__init__()
@@ -48,12 +78,11 @@ class NetworkScorer(nn.Module):
             return self.network.scores(self.head, self.network.encoder(inputs), inputs.layout)
         return self.network.sentence_scores(self.head, inputs)
 
-    def train(self, mode: bool = True) -> "NetworkScorer":
-        """Set the mode, but keep a frozen encoder in evaluation mode, without dropout."""
-        super().train(mode)
-        learned = any(parameter.requires_grad for parameter in self.network.encoder.parameters())
-        self.network.encoder.train(mode and learned)
-        return self
+    def last_layer(self) -> nn.Linear:
+        """Return the head's last layer."""
+        head = self.network.heads[self.head]
+        assert isinstance(head, OutputHead)
+        return head.output
 
 
 def freeze_encoder(network: Network, *, fresh: Collection[str] = ()) -> None:

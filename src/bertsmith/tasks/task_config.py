@@ -41,7 +41,7 @@ class TaskConfig(Section):
     text: TextSection = TextSection()
     head: HeadSection = HeadSection()
     features: FeaturesSection = FeaturesSection()
-    """Settings of head.encoder = frozen-features."""
+    """Settings of the BiLSTM, if the head has one."""
     answers: AnswersSection = AnswersSection()
     custom: dict[str, str | float] = {}
     """Columns of a user's own table (the fields of tasks.custom.CustomSpec)."""

@@ -11,7 +11,8 @@ from bertsmith.recipe.validation_errors import user_error
 from bertsmith.tasks.task import Task
 
 RATE_OF_FRESH_WEIGHTS = 1e-3
-"""Adam's usual learning rate, for new weights on a frozen encoder; the paper does not give its own."""
+"""Adam's usual learning rate, for new weights on a frozen encoder (the paper does not give its own) and for
+those of a BiLSTM."""
 FROZEN = ("frozen-features", "frozen-linear")
 
 
@@ -48,6 +49,13 @@ def finetuning_recipe_with_origins(
         merge(values, {"optim": {"peak_lr": RATE_OF_FRESH_WEIGHTS}})
         origins["optim.peak_lr"] = "head.encoder"
     try:
-        return LoadedRecipe(FinetuningRecipe.model_validate(values), origins)
+        recipe = FinetuningRecipe.model_validate(values)
+        if recipe.head.reader == "bilstm" and "optim.head_lr_factor" not in origins:
+            # The rate of an encoder that was trained before is too small for a BiLSTM that was not.
+            factor = round(RATE_OF_FRESH_WEIGHTS / recipe.optim.peak_lr, 3)
+            merge(values, {"optim": {"head_lr_factor": factor}})
+            origins["optim.head_lr_factor"] = "head.reader"
+            recipe = FinetuningRecipe.model_validate(values)
+        return LoadedRecipe(recipe, origins)
     except ValidationError as error:
         raise user_error(error, values, origins, FinetuningRecipe) from error

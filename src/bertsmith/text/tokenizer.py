@@ -241,6 +241,8 @@ class Tokenizer:
             row = self._lead + pair.sequence.count(0)
             pair.ids.insert(row, self.sep_id)
             pair.segments.insert(row, 0)
+            if "sep_token" not in self._roles:  # a GPT, which has no segments
+                pair.segments[:] = [0] * len(pair.ids)
             pair.offsets.insert(row, (0, 0))
             pair.sequence.insert(row, -1)
             pair.words.insert(row, None)

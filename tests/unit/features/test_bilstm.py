@@ -5,7 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertsmith.features.bilstm import FeatureScorer, LayerMix, PackedBiLstm, PairReader, Reading
+from bertsmith.features.bilstm import BiLstmScorer, LayerMix, PackedBiLstm, PairReader, Reading
+from bertsmith.model.architectures.registry import ARCHITECTURES
+from bertsmith.model.encoder_config import PassSize
 from bertsmith.packed import Layout, pack
 from bertsmith.recipe.finetuning_schema import FeaturesSection, FinetuningOptimSection
 from bertsmith.tasks.batches import ShuffledBatches
@@ -27,7 +29,13 @@ def scorer_for(kind, *, separator=None, outputs=2, seed=0, features=None):
     network = tiny_network(heads={"pooler": 0, "mlm": 0})
     stream = torch.Generator().manual_seed(seed)
     reading = Reading(kind_named(kind).head.reads, separator)
-    return FeatureScorer(network, outputs, features or FeaturesSection(), reading=reading, stream=stream)
+    return BiLstmScorer(network, outputs, features or FeaturesSection(), reading=reading, stream=stream)
+
+
+def tuned_scorer(model_type, kind="tag", layers="all-and-embeddings"):
+    network, reading = tiny_network(model_type, {}), Reading(kind_named(kind).head.reads)
+    stream, features = torch.Generator().manual_seed(0), FeaturesSection(layers=layers)
+    return BiLstmScorer(network, 2, features, reading=reading, stream=stream, tunes=True)
 
 
 @given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=5).filter(any))
@@ -40,9 +48,9 @@ def test_a_packed_bilstm_is_a_loop_over_sequences(lengths):
     expected = torch.cat([bilstm.lstm(part)[0] for part in parts])
     found = bilstm(values_TD, layout)
     assert (found - expected).abs().max() < 1e-12
-    chosen = torch.randn_like(found)
-    gradients = [torch.autograd.grad((each * chosen).sum(), values_TD)[0] for each in (found, expected)]
-    assert (gradients[0] - gradients[1]).abs().max() < 1e-12
+    chosen, learned = torch.randn_like(found), [values_TD, *bilstm.parameters()]
+    gradients = [torch.autograd.grad((each * chosen).sum(), learned) for each in (found, expected)]
+    assert all((one - other).abs().max() < 1e-11 for one, other in zip(*gradients, strict=True))
 
 
 def plain_pair(reader, mixed_TD, segments):
@@ -123,9 +131,41 @@ def test_only_the_mix_the_lstms_and_the_output_learn(kind, separator, rows):
     assert all(torch.equal(a, b) for a, b in zip(before, scorer.network.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize("layers", ["all-and-embeddings", "second-to-last", "embeddings"])
+def test_what_learns_under_a_tuned_bilstm_is_what_it_reads(model_type, layers):
+    scorer = tuned_scorer(model_type, layers=layers).train()
+    assert scorer.network.encoder.training
+    if model_type == "albert" and layers == "embeddings":
+        assert not any(each.requires_grad for each in scorer.network.encoder.own_blocks()[0].parameters())
+    batch = pack([[2, 5, 6, 3, 7, 8, 3], [2, 9, 3]])
+    torch.manual_seed(0)
+    scorer(batch).square().sum().backward()
+    learned = {name for name, each in scorer.named_parameters() if each.grad is not None}
+    # Several processes wait for a gradient of every weight that is said to learn.
+    assert learned == {name for name, each in scorer.named_parameters() if each.requires_grad}
+    count = len([name for name in learned if name.startswith("network.encoder.")])
+    assert 0 < count <= len(list(scorer.network.encoder.parameters()))
+    assert (count == len(list(scorer.network.encoder.parameters()))) or layers != "all-and-embeddings"
+
+
+def test_a_frozen_and_a_tuned_bilstm_begin_with_the_same_scores():
+    frozen = scorer_for("tag").eval()
+    tuned = tuned_scorer("bert").eval()
+    assert torch.equal(frozen(PAIRS), tuned(PAIRS))
+
+
+def test_the_operations_of_the_bilstm_are_counted():
+    size = PassSize(tokens=100, sequences=1)
+    scorer = tuned_scorer("bert")
+    width, units = scorer.network.config.width, scorer.reader.bilstm.lstm.hidden_size
+    products = 2 * 4 * units * ((width + units) + (2 * units + units))  # two directions of two layers
+    assert scorer.operations(size) - scorer.network.config.operations(size) == 2 * 100 * products
+
+
 def test_the_encoder_never_drops_anything():
     scorer = scorer_for("tag").train()
-    assert not any(each.training for each in scorer.network.modules())
+    assert not any(each.training for each in scorer.network.encoder.modules())
     assert scorer.dropout.training
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from bertsmith.features.bilstm import FeatureScorer, Reading
+from bertsmith.features.bilstm import BiLstmScorer, Reading
 from bertsmith.features.layer_states import encoder_hash, layer_name, layer_numbers
 from bertsmith.model.folder.model_folder import read_model
 from bertsmith.packed import pack
@@ -53,7 +53,7 @@ def test_the_six_strategies_are_those_of_a_plain_computation(tmp_path, layers, c
     network = read_model(tmp_path, dtype=torch.float32).network
     features = FeaturesSection(layers=layers, combine=combine, width=6)
     stream = torch.Generator().manual_seed(0)
-    scorer = FeatureScorer(network, 3, features, reading=Reading("tokens"), stream=stream).eval()
+    scorer = BiLstmScorer(network, 3, features, reading=Reading("tokens"), stream=stream).eval()
     given = []
     scorer.reader.register_forward_hook(lambda _, inputs, __: given.append(inputs[0]))
     scores = scorer(pack(TEXTS))
@@ -69,7 +69,7 @@ def test_normalised_layers_are_those_of_a_plain_computation(tmp_path):
     network = read_model(tmp_path, dtype=torch.float32).network
     features = FeaturesSection(layers="last4", combine="concat", width=6, layer_norm=True)
     stream = torch.Generator().manual_seed(0)
-    scorer = FeatureScorer(network, 3, features, reading=Reading("tokens"), stream=stream).eval()
+    scorer = BiLstmScorer(network, 3, features, reading=Reading("tokens"), stream=stream).eval()
     given = []
     scorer.reader.register_forward_hook(lambda _, inputs, __: given.append(inputs[0]))
     scorer(pack(TEXTS))
@@ -85,7 +85,7 @@ def test_learned_weights_are_told_by_the_names_of_the_layers():
     network = tiny_network(heads={})
     stream = torch.Generator().manual_seed(0)
     features = FeaturesSection(layers="all")
-    scorer = FeatureScorer(network, 2, features, reading=Reading("tokens"), stream=stream)
+    scorer = BiLstmScorer(network, 2, features, reading=Reading("tokens"), stream=stream)
     with torch.no_grad():
         scorer.mix.weights_L.zero_()[0] = 100.0
     weights = scorer.layer_weights()
@@ -93,7 +93,7 @@ def test_learned_weights_are_told_by_the_names_of_the_layers():
     assert list(weights) == [f"layer {number}" for number in range(1, len(network.encoder.order) + 1)]
     assert list(weights.values()) == pytest.approx([1.0] + [0.0] * (len(weights) - 1))
     single = FeaturesSection(layers="last", combine="weighted-sum")
-    alone = FeatureScorer(network, 2, single, reading=Reading("tokens"), stream=stream)
+    alone = BiLstmScorer(network, 2, single, reading=Reading("tokens"), stream=stream)
     assert alone.layer_weights() == {}
 
 

@@ -1,4 +1,4 @@
-"""Both meanings of a frozen encoder: nothing in it changes, and what stands on it learns."""
+"""Frozen encoders, in which nothing changes, and BiLSTMs over frozen encoders and over those that learn."""
 
 import json
 
@@ -11,6 +11,10 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.finetuned_folder import FinetunedTask, write_finetuned
 from bertsmith.inference.loaded_model import load
+from bertsmith.interchange.onnx_export import export_onnx
+from bertsmith.shrink.transformers_export import export_transformers
+from bertsmith.tasks.catalogue import task_named
+from bertsmith.tasks.task_recipe import finetuning_recipe
 from tests.tiny_runs import differing
 from tests.tuning import SHORT, tune
 
@@ -116,6 +120,49 @@ def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_pa
     )
     card = (tune("sst2", first, tmp_path / "second", *SHORT).folder / "card.md").read_text()
     assert "the head classify starts from fresh weights" in card
+
+
+TUNED = ("head.reader=bilstm", "optim.head_lr_factor=5")
+
+
+@pytest.mark.parametrize(("name", "epochs"), [("sst2", 4), ("rte", 0.5), ("pos", 0.5), ("squad", 0.5)])
+def test_a_bilstm_learns_with_the_encoder_and_predicts_again_what_it_did(name, epochs, model, tmp_path):
+    result = tune(name, model, tmp_path, *TUNED, f"run.epochs={epochs}")
+    (metrics,) = result.metrics.values()
+    assert next(iter(metrics.values())) > 0.9 or epochs < 1
+    before, after = (load(folder, device="cpu").model.network for folder in (model, result.folder / "model"))
+    assert not after.heads and differing(dict(before.encoder.state_dict()), dict(after.encoder.state_dict()))
+    predicted = predict_labelled([result.folder], tmp_path / "data" / name, device="cpu")
+    assert predicted.metrics() == pytest.approx(metrics, rel=1e-4, abs=1e-4)
+    assert "encoder tuned under a BiLSTM" in (result.folder / "card.md").read_text()
+
+
+def test_a_bilstm_learns_at_the_rate_of_fresh_weights_unless_told():
+    task = task_named("sst2")
+    given = finetuning_recipe(task, ["head.reader=bilstm", "optim.peak_lr=2e-5"]).optim
+    assert given.head_lr_factor * given.peak_lr == pytest.approx(1e-3)
+    told = finetuning_recipe(task, ["head.reader=bilstm", "optim.head_lr_factor=2"]).optim
+    assert told.head_lr_factor == 2
+
+
+def test_a_tuned_bilstm_does_not_leave_bertsmith(model, tmp_path):
+    folder = tune("sst2", model, tmp_path, *SHORT, *TUNED).folder
+    for export in (export_onnx, export_transformers):
+        with pytest.raises(UserError, match="has a BiLSTM over the encoder's layers, which has no place"):
+            export(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (["head.encoder=lora"], r"head.reader applies only to head.encoder = tuned, not lora"),
+        (["head.cls=raw"], r"head.cls applies only to head.reader = linear, not bilstm"),
+        (["sparse.gradual=0.5"], r"sparse.gradual applies only to head.reader = linear, not bilstm"),
+    ],
+)
+def test_settings_that_do_not_go_with_a_bilstm_are_rejected(settings, complaint):
+    with pytest.raises(UserError, match=complaint):
+        finetuning_recipe(task_named("sst2"), ["head.reader=bilstm", *settings])
 
 
 @pytest.mark.parametrize(

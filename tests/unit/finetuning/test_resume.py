@@ -133,14 +133,16 @@ def test_what_happened_after_the_saved_state_never_happened(straight, model, tmp
     assert same(tune("sst2", model, tmp_path, *SETTINGS).folder, straight)
 
 
-def test_a_frozen_mix_resumes_too(model, tmp_path):
-    settings = ("run.epochs=0.4", "head.encoder=frozen-features")
+@pytest.mark.parametrize("head", ["head.encoder=frozen-features", "head.reader=bilstm"])
+def test_a_bilstm_resumes_too(head, model, tmp_path):
+    settings = ("run.epochs=0.4", head)
     whole = tune("sst2", model, tmp_path / "whole", *settings).folder
     with stop_at(1):
         assert not tune("sst2", model, tmp_path / "parts", *settings).finished
     parts = tune("sst2", model, tmp_path / "parts", *settings).folder
-    ours, theirs = ((run / "model" / "mix.safetensors").read_bytes() for run in (parts, whole))
-    assert ours == theirs
+    for name in ("mix.safetensors", "model.safetensors"):
+        ours, theirs = ((run / "model" / name).read_bytes() for run in (parts, whole))
+        assert ours == theirs
 
 
 BEST = ("run.keep=best", "run.epochs=1", "run.evaluations=5", "optim.peak_lr=0.5", "optim.clip_norm=off")

@@ -162,8 +162,9 @@ def test_a_tagger_learns(run, tmp_path):
     assert score > 0.5
 
 
-def test_a_bilstm_over_a_learned_mix_of_its_layers_is_elmos_own_use(run, tmp_path):
-    settings = ("head.encoder=frozen-features", "features.combine=weighted-sum")
+@pytest.mark.parametrize("head", ["head.encoder=frozen-features", "head.reader=bilstm"])
+def test_a_bilstm_over_a_learned_mix_of_its_layers_is_elmos_own_use(head, run, tmp_path):
+    settings = (head, "features.combine=weighted-sum")
     result = tune("sst2", run / "model", tmp_path, *SHORT, *settings, "features.layers=all-and-embeddings")
     assert bertsmith.load(result.folder, device="cpu").classify(["the smith heats"])[0].label
     assert list(result.layer_weights) == ["embeddings", "layer 1", "layer 2", "scale"]

@@ -9,6 +9,7 @@ import transformers
 
 import bertsmith
 from bertsmith.core.errors import UserError
+from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.head_introspection import inspect_heads
 from bertsmith.inference.introspection import inspect_attention
 from bertsmith.model.folder.model_folder import read_model
@@ -65,6 +66,17 @@ def test_a_run_stopped_and_resumed_ends_with_the_same_bits(store, tmp_path):
             assert run_tiny(store, tmp_path / "run", *RUN).state == "stopped"
         run_tiny(store, tmp_path / "run", *RUN)
     assert not differing(last_state(tmp_path / "whole"), last_state(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("name", ["sst2", "rte", "wnut17", "squad"])
+def test_a_bilstm_learns_on_top_of_it_and_predicts_and_serves(name, run, tmp_path):
+    settings = ("head.reader=bilstm", "features.layers=last", "features.width=8")
+    folder = tune(name, run / "model", tmp_path, *SHORT, *settings).folder
+    assert predict_labelled([folder], tmp_path / "data" / name, device="cpu").metrics()
+    if name == "sst2":
+        reply = post(application_of({"mood": folder}), "/classify", {"texts": ["the smith heats"]}).json()
+        label = bertsmith.load(folder, device="cpu").classify(["the smith heats"])[0].label
+        assert reply["results"][0]["label"] == label
 
 
 def test_transformers_opens_what_was_trained_with_equal_scores(run):
@@ -186,6 +198,8 @@ def test_it_is_served(run, tuned):
     application = application_of({"plain": run, "mood": tuned["sst2"]})
     plain, mood = get(application, "/models").json()["models"]
     assert (plain["mask"], mood["labels"]) == (None, ["negative", "positive"])
+    assert bertsmith.load(run, device="cpu").abilities == ("extend", "embed", "look")
+    assert plain["abilities"] == ["embed", "look"]
     texts = ["the smith", "the sun"]
     vectors = post(application, "/v1/embeddings", {"model": "plain", "input": texts}).json()["data"]
     expected = bertsmith.load(run, device="cpu").embed(texts, pooling="mean")

@@ -53,7 +53,9 @@ TUNING = {
     "span": "squad",
     "choice": "swag",
     "multilabel": "",
+    "bilstm": "sst2",
 }
+"""Toy task of each kind of task, and of each other part of a fine-tuning run."""
 Losses = dict[str, list[float]]
 
 
@@ -76,7 +78,8 @@ def losses_of_tasks(place: Path) -> Losses:
         data, task = place / "data" / kind, task_named(name) if name else many_labels(place / "data" / kind)
         if name:
             TOYS[name](data)
-        recipe = finetuning_recipe(task, [*QUICK, *SHORT, "run.device=cpu", "run.limit=40"])
+        own = ["head.reader=bilstm"] if kind == "bilstm" else []
+        recipe = finetuning_recipe(task, [*QUICK, *SHORT, "run.device=cpu", "run.limit=40", *own])
         finetune(Assignment(task, recipe, place / "toy", data, place / kind), Notebook())
         found[kind] = journalled(place / kind)
     return found

@@ -1,8 +1,7 @@
-"""Files of a tokenizer that are refused, each in one line."""
+"""Files of a tokenizer that are refused, each in one line that names the file and the fault."""
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Library
@@ -13,141 +12,141 @@ from bertsmith.text.tokenizer import Tokenizer
 from tests import tokenizer_makers as makers
 from tests.tokenizer_folders import add_tokens_in_a_file, edit_json, write_settings, write_vocab
 
-Maker = Callable[[Path], Path]
-every_kind = pytest.mark.parametrize("maker", makers.MAKERS, ids=lambda maker: maker.__name__)
-LITERALS = "iron [MASK] is <mask>hot [CLS]<pad> </s>   [unused0]"
-TEXT = makers.PARAGRAPH + LITERALS
+Spoil = Callable[[Path], object]
 
 
-def test_an_added_token_that_cannot_have_its_id_is_rejected(tmp_path: Path) -> None:
-    add_tokens_in_a_file(write_vocab(tmp_path, [*makers.BERT_SPECIAL, "iron"]), "covid19", first=9)
-    assert_refused(tmp_path, "the added token 'covid19' would get id 6, not 9")
+def with_file(name: str, content: str | bytes, maker: Callable[[Path], Path] | None = None) -> Spoil:
+    """A folder, of a whole tokenizer where it has a maker, in which one file has this content."""
+
+    def spoil(folder: Path) -> None:
+        if maker:
+            maker(folder)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+    return spoil
 
 
-def test_a_faulty_added_tokens_json_is_rejected(tmp_path: Path) -> None:
-    add_tokens_in_a_file(write_vocab(tmp_path, [*makers.BERT_SPECIAL, "iron"]), "covid19", first=6)
-    (tmp_path / "added_tokens.json").write_text('{"covid19": "6"}', encoding="utf-8")
-    assert_refused(tmp_path, "added_tokens.json: the id of 'covid19' is '6'")
+def with_settings(**settings: object) -> Spoil:
+    return lambda folder: write_settings(makers.uncased_wordpiece(folder), **settings)
 
 
-def test_a_folder_without_a_tokenizer_names_the_three_formats(tmp_path: Path) -> None:
-    with pytest.raises(UserError) as caught:
-        Tokenizer.load(tmp_path)
-    line = str(caught.value)
-    assert line.startswith(f"{tmp_path}: holds no tokenizer")
-    assert all(name in line for name in ("tokenizer.json", "vocab.txt", "vocab.json with merges.txt"))
+def with_added(name: str, number: int) -> Spoil:
+    def spoil(folder: Path) -> None:
+        add_tokens_in_a_file(write_vocab(folder, [*makers.BERT_SPECIAL, "iron"]), name, first=number)
+
+    return spoil
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", r"vocab.txt: has no piece '\[UNK\]'"),
-        (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[UNK\]'.*unk_token"),
-        (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"vocab.txt: has no piece '\[SEP\]'.*sep_token"),
-        (b"[UNK]\n\xff\n", r"vocab.txt: is no UTF-8 text .*position 6"),
-    ],
-)
-def test_a_faulty_vocab_txt_is_rejected(content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / "vocab.txt").write_bytes(content)
-    assert_refused(tmp_path, message)
+def cut_off(size: int) -> Spoil:
+    def spoil(folder: Path) -> None:
+        file = makers.modern_bpe(folder) / "tokenizer.json"
+        file.write_bytes(file.read_bytes()[:size])
+
+    return spoil
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "vocab.json: is not valid JSON"),
-        ("[1]", "vocab.json: holds no JSON object"),
-        ("{}", "vocab.json: no piece has id 0"),
-        ('{"a": "0"}', "vocab.json: the id of 'a' is '0'"),
-        ('{"a": true}', "vocab.json: the id of 'a' is True"),
-        ('{"a": 0, "b": 2}', "vocab.json: no piece has id 1, though there are 2 pieces"),
-        ('{"a": 0, "b": 0}', "vocab.json: no piece has id 1"),
-        ('{"a": 0, "b": -1}', "vocab.json: no piece has id 1"),
-        ('{"a": 0}', "vocab.json: has no piece '<unk>'"),
-    ],
-)
-def test_a_faulty_vocab_json_is_rejected(content: str, message: str, tmp_path: Path) -> None:
-    (makers.byte_bpe(tmp_path) / "vocab.json").write_text(content, encoding="utf-8")
-    assert_refused(tmp_path, message)
+def with_merge(line: str) -> Spoil:
+    def spoil(folder: Path) -> None:
+        file = makers.byte_bpe(folder) / "merges.txt"
+        lines = file.read_text(encoding="utf-8").split("\n")
+        file.write_text("\n".join([*lines[:3], line, *lines[4:]]), encoding="utf-8")
+
+    return spoil
 
 
-@pytest.mark.parametrize("line", ["h", "h e l", "h  e", "", " ", "h zzz", "zzz h"])
-def test_a_faulty_line_of_merges_txt_is_rejected(line: str, tmp_path: Path) -> None:
-    file = makers.byte_bpe(tmp_path) / "merges.txt"
-    lines = file.read_text(encoding="utf-8").split("\n")
-    lines[3] = line
-    file.write_text("\n".join(lines), encoding="utf-8")
-    assert_refused(tmp_path, r"merges.txt:4: .* does not join two pieces")
+def edited(maker: Callable[[Path], Path], change: Callable[[dict], object]) -> Spoil:
+    def spoil(folder: Path) -> None:
+        Tokenizer.load(maker(folder)).save(folder)
+        edit_json(folder / "tokenizer.json", change)
+
+    return spoil
 
 
-@pytest.mark.parametrize("size", [0, 1, 100, 1000])
-def test_a_cut_off_tokenizer_json_is_rejected(size: int, tmp_path: Path) -> None:
-    file = makers.modern_bpe(tmp_path) / "tokenizer.json"
-    file.write_bytes(file.read_bytes()[:size])
-    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
-
-
-@pytest.mark.parametrize("content", ["[]", "1", "null", '"a"', "{}", '{"model": {}}', "[" * 100_000])
-def test_a_tokenizer_json_of_another_kind_is_rejected(content: str, tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(content, encoding="utf-8")
-    assert_refused(tmp_path, "tokenizer.json: is no usable tokenizer")
-
-
-def test_a_template_with_an_id_outside_the_vocabulary_is_rejected(tmp_path: Path) -> None:
-    file = makers.albert_unigram(tmp_path) / "tokenizer.json"
-    edit_json(file, lambda parts: parts["post_processor"]["special_tokens"]["[SEP]"].update(ids=[99_999]))
-    assert_refused(tmp_path, "the template adds an id that no piece has")
-
-
-def test_a_template_with_an_unknown_token_is_rejected(tmp_path: Path) -> None:
-    file = makers.albert_unigram(tmp_path) / "tokenizer.json"
-    edit_json(file, lambda parts: parts["post_processor"]["special_tokens"].pop("[SEP]"))
-    assert_refused(tmp_path, "tokenizer.json: its template names .*, none of its special_tokens")
-
-
-def test_two_pieces_with_one_id_are_rejected(tmp_path: Path) -> None:
-    Tokenizer.load(makers.uncased_wordpiece(tmp_path / "source")).save(tmp_path)
-    edit_json(tmp_path / "tokenizer.json", lambda parts: parts["model"]["vocab"].update(iron=9))
-    assert_refused(tmp_path, "two pieces share an id")
-
-
-def test_an_added_token_that_would_be_renumbered_is_rejected(tmp_path: Path) -> None:
-    file = makers.modern_bpe(tmp_path) / "tokenizer.json"
-    edit_json(file, lambda parts: parts["added_tokens"][-1].update(id=9_000))
-    assert_refused(tmp_path, "an added token cannot have the id it states")
-
-
-def test_a_model_without_its_unknown_piece_is_rejected(tmp_path: Path) -> None:
+def without_its_unknown_piece(folder: Path) -> None:
     library = Library(models.WordPiece({"iron": 0}, unk_token="[UNK]"))
     library.pre_tokenizer = pre_tokenizers.Whitespace()
-    library.save(str(tmp_path / "tokenizer.json"))
-    assert_refused(tmp_path, r"tokenizer.json: is no usable tokenizer .*Missing \[UNK\]")
+    library.save(str(folder / "tokenizer.json"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"do_lower_case": "yes"}, "do_lower_case is 'yes'; write true or false"),
-        ({"mask_token": 4}, "mask_token is 4; write the token as a string"),
-        ({"mask_token": {"content": 4}}, "mask_token is 4"),
-        ({"mask_token": "<mask>"}, "has no piece '<mask>'"),
-        ({"additional_special_tokens": 7}, "additional_special_tokens is 7; write a list"),
-        ({"extra_special_tokens": [7]}, "extra_special_tokens is 7; write the token as a string"),
-        ({"added_tokens_decoder": {"x": {}}}, "added_tokens_decoder is malformed"),
-        ({"added_tokens_decoder": {"7": "x"}}, "added_tokens_decoder is malformed"),
-    ],
-    ids=str,
-)
-def test_faulty_settings_are_rejected(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    assert_refused(write_settings(makers.uncased_wordpiece(tmp_path), **settings), message)
+def specials(parts: dict) -> dict:
+    return parts["post_processor"]["special_tokens"]
 
 
-def test_settings_that_are_no_json_are_rejected(tmp_path: Path) -> None:
-    (makers.uncased_wordpiece(tmp_path) / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    assert_refused(tmp_path, "tokenizer_config.json: is not valid JSON")
+UNUSABLE = "tokenizer.json: is no usable tokenizer"
+FAULTS: list[tuple[Spoil, str]] = [
+    (lambda folder: None, r": holds no tokenizer.*tokenizer\.json.*vocab\.txt.*vocab\.json with merges\.txt"),
+    (with_added("covid19", 9), "the added token 'covid19' would get id 6, not 9"),
+    (
+        with_file("added_tokens.json", '{"covid19": "6"}', with_added("covid19", 6)),
+        "added_tokens.json: the id of 'covid19' is '6'",
+    ),
+    *(
+        (with_file("vocab.txt", content), f"vocab.txt: {message}")
+        for content, message in [
+            (b"", r"has no piece '\[UNK\]'"),
+            (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"has no piece '\[UNK\]'.*unk_token"),
+            (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"has no piece '\[SEP\]'.*sep_token"),
+            (b"[UNK]\n\xff\n", "is no UTF-8 text .*position 6"),
+        ]
+    ),
+    *(
+        (with_file("vocab.json", content, makers.byte_bpe), f"vocab.json: {message}")
+        for content, message in [
+            ("", "is not valid JSON"),
+            ("[1]", "holds no JSON object"),
+            ("{}", "no piece has id 0"),
+            ('{"a": "0"}', "the id of 'a' is '0'"),
+            ('{"a": true}', "the id of 'a' is True"),
+            ('{"a": 0, "b": 2}', "no piece has id 1, though there are 2 pieces"),
+            ('{"a": 0, "b": 0}', "no piece has id 1"),
+            ('{"a": 0, "b": -1}', "no piece has id 1"),
+            ('{"a": 0}', "has no piece '<unk>'"),
+        ]
+    ),
+    *(
+        (with_merge(line), r"merges.txt:4: .* does not join two pieces")
+        for line in ("h", "h e l", "h  e", "", " ", "h zzz", "zzz h")
+    ),
+    *((cut_off(size), UNUSABLE) for size in (0, 1, 100, 1000)),
+    *(
+        (with_file("tokenizer.json", content), UNUSABLE)
+        for content in ("[]", "1", "null", '"a"', "{}", '{"model": {}}', "[" * 100_000)
+    ),
+    (without_its_unknown_piece, rf"{UNUSABLE} .*Missing \[UNK\]"),
+    (
+        edited(makers.albert_unigram, lambda parts: specials(parts)["[SEP]"].update(ids=[99_999])),
+        "the template adds an id that no piece has",
+    ),
+    (
+        edited(makers.albert_unigram, lambda parts: specials(parts).pop("[SEP]")),
+        "tokenizer.json: its template names .*, none of its special_tokens",
+    ),
+    (
+        edited(makers.uncased_wordpiece, lambda parts: parts["model"]["vocab"].update(iron=9)),
+        "two pieces share an id",
+    ),
+    (
+        edited(makers.modern_bpe, lambda parts: parts["added_tokens"][-1].update(id=9_000)),
+        "an added token cannot have the id it states",
+    ),
+    (with_settings(do_lower_case="yes"), "do_lower_case is 'yes'; write true or false"),
+    (with_settings(mask_token=4), "mask_token is 4; write the token as a string"),
+    (with_settings(mask_token={"content": 4}), "mask_token is 4"),
+    (with_settings(mask_token="<mask>"), "has no piece '<mask>'"),
+    (with_settings(additional_special_tokens=7), "additional_special_tokens is 7; write a list"),
+    (with_settings(extra_special_tokens=[7]), "extra_special_tokens is 7; write the token as a string"),
+    (with_settings(added_tokens_decoder={"x": {}}), "added_tokens_decoder is malformed"),
+    (with_settings(added_tokens_decoder={"7": "x"}), "added_tokens_decoder is malformed"),
+    (
+        with_file("tokenizer_config.json", "{", makers.uncased_wordpiece),
+        "tokenizer_config.json: is not valid JSON",
+    ),
+]
 
 
-def assert_refused(folder: Path, message: str) -> None:
+@pytest.mark.parametrize(("spoil", "message"), FAULTS)
+def test_faulty_files_are_rejected_in_one_line(spoil: Spoil, message: str, tmp_path: Path) -> None:
+    spoil(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
-        Tokenizer.load(folder)
+        Tokenizer.load(tmp_path)
     assert "\n" not in str(caught.value)

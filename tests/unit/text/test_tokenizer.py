@@ -63,6 +63,7 @@ def test_a_gpt_pair_has_the_token_between_documents_and_a_single_text_has_nothin
     assert pair.offsets == [*first.offsets, (0, 0), *second.offsets]
     assert pair.sequence == [0] * len(first) + [-1] + [1] * len(second)
     assert pair.words == [*first.words, None, *second.words]
+    assert pair.segments == [0] * len(pair)  # a GPT has none
     assert gpt.encode_many(["the sun", ("the smith heats", "the sun")]) == [second, pair]
     assert join_pair(first, second, read_templates(gpt).pair) == pair
     assert gpt.encode_pair("", "the sun").sequence == [-1] + [1] * len(second)

@@ -55,17 +55,39 @@ class ReadingOrder:
 
 
 def lstm_states(lstm: nn.LSTM, packed: PackedSequence) -> Tensor:
-    """Return the states of an LSTM of one layer and direction [T, W], in reading order."""
-    if packed.data.device.type != "cpu":
-        states_TW: Tensor = lstm(packed)[0].data
-        return states_TW
-    projection_WH = lstm.get_parameter("weight_hr_l0") if lstm.proj_size else None
-    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
-    input_GE, state_GW, *biases = (lstm.get_parameter(name) for name in names)
-    weights = (input_GE, state_GW, biases[0] + biases[1], projection_WH)
+    """Return the last layer's states of an LSTM of one or both directions [T, W], in reading order."""
+    states_TW: Tensor = packed.data
+    if states_TW.device.type != "cpu":
+        computed_TW: Tensor = lstm(packed)[0].data
+        return computed_TW
     sizes = packed.batch_sizes.tolist()
-    computed_TW: Tensor = _PackedLstm.apply(packed.data, sizes, *weights)  # type: ignore[no-untyped-call]
+    places_T = _places_backwards(packed.batch_sizes) if lstm.bidirectional else None
+    for layer in range(lstm.num_layers):
+        given_TW = nn.functional.dropout(states_TW, lstm.dropout if layer else 0.0, lstm.training)
+        states_TW = _direction(lstm, given_TW, sizes, f"l{layer}")
+        if places_T is not None:
+            back_TW = _direction(lstm, given_TW[places_T], sizes, f"l{layer}_reverse")[places_T]
+            states_TW = torch.cat((states_TW, back_TW), -1)
+    return states_TW
+
+
+def _direction(lstm: nn.LSTM, given_TW: Tensor, sizes: list[int], name: str) -> Tensor:
+    """Return the states of one layer and direction of an LSTM, by the end of the names of its weights."""
+    projection_WH = lstm.get_parameter(f"weight_hr_{name}") if lstm.proj_size else None
+    names = (f"{each}_{name}" for each in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"))
+    input_GE, state_GW, *biases = (lstm.get_parameter(each) for each in names)
+    weights = (input_GE, state_GW, biases[0] + biases[1], projection_WH)
+    computed_TW: Tensor = _PackedLstm.apply(given_TW, sizes, *weights)  # type: ignore[no-untyped-call]
     return computed_TW
+
+
+def _places_backwards(sizes_N: Tensor) -> Tensor:
+    """Return, in reading order, the place of the row that is read instead from the end; its own inverse."""
+    starts_N = sizes_N.cumsum(0) - sizes_N
+    steps_T = torch.arange(len(sizes_N)).repeat_interleave(sizes_N)
+    ranks_T = torch.arange(len(steps_T)) - starts_N[steps_T]
+    lengths_S = ranks_T.bincount()
+    return starts_N[lengths_S[ranks_T] - 1 - steps_T] + ranks_T
 
 
 class _PackedLstm(torch.autograd.Function):
