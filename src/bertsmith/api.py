@@ -9,12 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
+from bertsmith.api_verbs import Shown
 from bertsmith.cli.finetune import FinetuneRequest
 from bertsmith.cli.finetune import live_line as finetuning_line
 from bertsmith.cli.predict import EvaluateRequest, PredictRequest
@@ -46,12 +45,10 @@ from bertsmith.training.early_stopping import EarlyStopping
 
 Settings = Mapping[str, object]
 """Recipe keys with their values: {"optim.peak_lr": 3e-5}."""
-SHOWN_ROWS = 20
-"""Maximum rows of a table in a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRun:
+class TrainingRun(Shown):
     """A finished or stopped run of fine-tuning or pre-training; a notebook shows its table."""
 
     folder: Path
@@ -94,13 +91,14 @@ class TrainingRun:
             raise UserError("this run is not finished", where=str(self.folder), remedy=remedy)
         return load(self.folder, device=device)
 
-    def _repr_html_(self) -> str:
+    def title(self) -> str:
+        """Return the folder and the state of the run."""
         state = "finished" if self.finished else self.early_end or "stopped: the same call resumes it"
-        return _html(f"{self.folder} ({state}; {self.steps:,} steps)", self.table())
+        return f"{self.folder} ({state}; {self.steps:,} steps)"
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionRun:
+class PredictionRun(Shown):
     """Predictions of a model for some data, and their metrics if requested; a notebook shows them."""
 
     metrics: dict[str, float]
@@ -118,27 +116,12 @@ class PredictionRun:
         """Write the predictions as .csv, .tsv, .jsonl, .parquet ..., by the name; return the files."""
         return write_predictions(Path(out).expanduser(), self._file)
 
-    def _repr_html_(self) -> str:
-        rows = self.table()
-        title = ", ".join(f"{name} {metric_named(name).text(value)}" for name, value in self.metrics.items())
-        more = f" (the first {SHOWN_ROWS})" if len(rows) > SHOWN_ROWS else ""
-        return _html(f"{title or 'predictions'}; {len(rows):,} examples{more}", rows[:SHOWN_ROWS])
-
-
-def _html(title: str, rows: Rows) -> str:
-    """Return a table in HTML for notebooks; texts are escaped, so that nothing in them runs."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[_shown(row.get(name)) for name in names] for row in rows]
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
-    caption = f"<caption>{escape(title)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _shown(cell: Any) -> str:
-    if cell is None:
-        return ""
-    return f"{cell:.4f}" if isinstance(cell, float) else str(cell)
+    def title(self) -> str:
+        """Return the metrics and the number of examples."""
+        metrics = ", ".join(
+            f"{name} {metric_named(name).text(value)}" for name, value in self.metrics.items()
+        )
+        return f"{metrics or 'predictions'}; {len(self._file.examples):,} examples"
 
 
 @function_of(FinetuneRequest)

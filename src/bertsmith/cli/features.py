@@ -10,7 +10,6 @@ from bertsmith.cli import options
 from bertsmith.cli.predicting import without_garbage_collection
 from bertsmith.cli.presenting import print_json
 from bertsmith.cli.request import lines_of
-from bertsmith.cli.spelling import Setting
 from bertsmith.cli.text_files import STANDARD_INPUT, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import sha256_of
@@ -77,23 +76,17 @@ def features(
 
 
 def features_table(
+    *,
     task: Annotated[str, Argument(metavar="TASK", help="ner, wnut17, pos, sst2 ...")],
     data: Annotated[Path, Option(help="The task's folder, or its file.")],
     out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
     model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
     seeds: Annotated[int, Option(min=1, help="Runs for each row, from run.seed (0) on.")] = 3,
-    epochs: Annotated[
-        float | None, Setting("run.epochs"), Option(help="Passes through the training data (run.epochs).")
-    ] = None,
-    lr: Annotated[
-        float | None,
-        Setting("optim.peak_lr"),
-        Option(help="Peak learning rate of fine-tuning (optim.peak_lr)."),
-    ] = None,
     features_lr: Annotated[
         float | None, Option(help="Peak learning rate of the feature-based rows; else 1e-3.")
     ] = None,
     skip_bad: options.SkipBad = False,
+    rates: options.Rates,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
@@ -117,8 +110,8 @@ def features_table(
 
     own = [line for line in lines_of(settings) if line.startswith("features.")]
     shared = [line for line in lines_of(settings) if line not in own]
-    shared += [] if epochs is None else [f"run.epochs={epochs}"]
-    rates = [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
+    shared += [] if rates.epochs is None else [f"run.epochs={rates.epochs}"]
+    own += [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
     request = FeaturesTableRequest(
         task_named(task),
         model or default_model(),
@@ -126,8 +119,8 @@ def features_table(
         out,
         seeds=seeds,
         settings=tuple(shared),
-        tuning_settings=() if lr is None else (f"optim.peak_lr={lr}",),
-        features_settings=(*own, *rates),
+        tuning_settings=() if rates.lr is None else (f"optim.peak_lr={rates.lr}",),
+        features_settings=tuple(own),
         skip_bad=skip_bad,
     )
     rows = stoppable(partial(study, request), as_json=as_json)

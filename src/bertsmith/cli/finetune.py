@@ -143,21 +143,13 @@ class OwnTable(options.Table):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning(Request):
+class Tuning(options.Machine, options.Rates):
     """The settings of fine-tuning that are changed most."""
 
-    epochs: Annotated[
-        float | None,
-        Setting("run.epochs"),
-        Option(help="Passes through the data (run.epochs); more lengthen a finished run."),
-    ] = None
     minutes: Annotated[
         float | None,
         Setting("run.minutes"),
         Option(help="Take no more steps after this many minutes, set-up included."),
-    ] = None
-    lr: Annotated[
-        float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
     ] = None
     batch: Annotated[int | None, Setting("run.examples"), Option(help="Examples a step (run.examples).")] = (
         None
@@ -177,12 +169,6 @@ class Tuning(Request):
     ] = False
     limit: Annotated[
         int | None, Setting("run.limit"), Option(help="Most examples of each split (run.limit).")
-    ] = None
-    device: Annotated[str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = (
-        None
-    )
-    precision: Annotated[
-        str | None, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
     ] = None
     seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None
 

@@ -3,11 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from typer import Option
 
 from bertsmith.cli.request import Names, Place, Request, SettingsGiven
+from bertsmith.cli.spelling import Setting
 from bertsmith.model.folder import sentence_modules
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.tasks.table_format import TableFormat
@@ -48,21 +49,17 @@ Precision = Annotated[
 class Computing(Request):
     """The device and the precision of a model, and the base of an adapter."""
 
+    general: ClassVar[bool] = True
     base: Annotated[Place | None, _BASE] = None
     device: Device = "auto"
     precision: Precision = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named(Request):
-    """The name of a model; in a class of its own, so that it comes first in help texts."""
+class Asked(Computing):
+    """The model that is asked."""
 
     model: Annotated[Place | None, _MODEL] = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked(Computing, Named):
-    """The model that is asked."""
 
     @property
     def folder(self) -> Path | None:
@@ -81,6 +78,7 @@ class Asked(Computing, Named):
 class AskedExactly(Asked):
     """A model for studies, which compare small differences."""
 
+    general: ClassVar[bool] = True
     precision: Annotated[str, Option("--precision", help="fp32, or auto, bf16, int8 (CPU).")] = "fp32"
 
 
@@ -106,6 +104,34 @@ Prompt = Annotated[
     Option("--prompt", metavar="TEXT", help='Put before each text; "" for none, where the folder has one.'),
 ]
 
+# ---- of a training
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine(Request):
+    """The device and the precision of a training."""
+
+    general: ClassVar[bool] = True
+    device: Annotated[str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = (
+        None
+    )
+    precision: Annotated[
+        str | None, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rates(Request):
+    """The length and the learning rate of a fine-tuning."""
+
+    epochs: Annotated[
+        float | None, Setting("run.epochs"), Option(help="Passes through the training data (run.epochs).")
+    ] = None
+    lr: Annotated[
+        float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
+    ] = None
+
+
 # ---- of a table
 
 SkipBad = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")]
@@ -115,6 +141,7 @@ SkipBad = Annotated[bool, Option("--skip-bad", help="Skip bad lines and count th
 class Table(Request):
     """The format of a table, where the file does not show it."""
 
+    general: ClassVar[bool] = True
     delimiter: Annotated[
         str, Option("--delimiter", metavar="CHAR", help="Separator of the cells, if no header shows it.")
     ] = ""
@@ -135,8 +162,8 @@ class Table(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextColumn(Request):
-    """The column of texts."""
+class TextTable(Table):
+    """A table with a column of texts, in the place of a text on each line."""
 
     column: Annotated[
         str,
@@ -144,12 +171,6 @@ class TextColumn(Request):
             "--text", metavar="COLUMN", help="Column of the texts in a table (.csv, .tsv, .json, .parquet)."
         ),
     ] = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TextTable(Table, TextColumn):
-    """A table with a column of texts, in the place of a text on each line."""
-
     skip_bad: SkipBad = False
 
     def of(self, source: Path) -> "TextSource":

@@ -9,7 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import show_classes, show_comparison
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.request import Places, Request, listed
+from bertsmith.cli.request import Places, listed
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -18,35 +18,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Members(Request):
-    """Fine-tuned models."""
+class PredictionRequest(options.Computing, options.Table):
+    """Fine-tuned models, and how their data are read."""
 
     model: Annotated[
         Places,
         Option(metavar="FOLDER...", help="Folders of `bertsmith finetune` runs; several predict together."),
     ] = field(kw_only=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Labelled(Members):
-    """Models with labelled data."""
-
-    data: Annotated[Any, Option(help="A labelled file, or the task's folder.")] = field(kw_only=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Unlabelled(Members):
-    """Models with data whose labels are not needed."""
-
-    data: Annotated[Any, Option("--input", help="File in the task's format; labels are not needed.")] = field(
-        kw_only=False
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction(options.Computing, options.Table):
-    """The way that data are read and models opened."""
-
     split: Annotated[
         str, Option(help="Split of the data, if their name does not show it; of a folder dev.")
     ] = ""
@@ -68,13 +46,19 @@ class Prediction(options.Computing, options.Table):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateRequest(Prediction, Labelled):
+class EvaluateRequest(PredictionRequest):
     """An evaluation on labelled data."""
+
+    data: Annotated[Any, Option(help="A labelled file, or the task's folder.")] = field(kw_only=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictRequest(Prediction, Unlabelled):
+class PredictRequest(PredictionRequest):
     """A prediction for new data."""
+
+    data: Annotated[Any, Option("--input", help="File in the task's format; labels are not needed.")] = field(
+        kw_only=False
+    )
 
 
 def evaluate(request: EvaluateRequest, as_json: options.Json = False) -> None:
