@@ -52,7 +52,7 @@ def _cell(cell: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerbResult(Shown):
-    """The result of a verb: what it prints with --json."""
+    """The result of a verb: what the command prints as JSON."""
 
     verb: str
     values: Any
