@@ -54,7 +54,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, nargs="+", required=True, help="plain text, packed or not")
+    parser.add_argument("--data", type=Path, nargs="+", required=True, help="plain text, compressed or not")
     parser.add_argument("--vocab", type=Path, required=True, help="folder with tokenizer files")
     for compared in ("--write-plainly", "--write-store"):  # what the compared processes do
         parser.add_argument(compared, type=Path, help=argparse.SUPPRESS)

@@ -447,7 +447,7 @@ def kill_and_repeat(undisturbed: Job, job: Job, kills: Kills) -> list[str]:
             if process.returncode in (STOPPED, -signal.SIGTERM) and asked:
                 continue
             # A command that was killed behind its last write has nothing left to do.
-            if process.returncode and b"is there already" not in complaint:
+            if process.returncode and b"already exists" not in complaint:
                 sys.exit(f"exit status {process.returncode} after {hits} kills\n{complaint.decode()}")
             ends += 1
             found = list(differing_files(undisturbed.out, job.out))
@@ -502,7 +502,7 @@ def repeat_to_the_end(undisturbed: Job, job: Job) -> list[str]:
     """Give the command again, undisturbed; what is wrong then."""
     process = job.start()
     _, complaint = process.communicate()
-    if process.returncode and b"is there already" not in complaint:
+    if process.returncode and b"already exists" not in complaint:
         return [f"then exit status {process.returncode}: {complaint.decode().splitlines()[-1:]}"]
     left = list(job.half_written().values())
     return [*differing_contents(undisturbed.out, job.out), *(f"{name} is left" for name in left)]

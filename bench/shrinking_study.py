@@ -401,7 +401,7 @@ def shrinking_jobs(
 
 
 def calibration_texts(task: str, options: argparse.Namespace) -> Path:
-    """The first texts of a training file, one a line."""
+    """The first texts of a training file, one per line."""
     out = Path(options.out / task / "calibration.txt")
     out.parent.mkdir(parents=True, exist_ok=True)
     texts = TASKS[task].texts(options.data)[:CALIBRATION_TEXTS]

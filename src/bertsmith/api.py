@@ -62,7 +62,7 @@ class TrainingRun(Shown):
     folds: tuple["TrainingRun", ...] = ()
     """Runs of the folds or seeds; `metrics` are then their means."""
     trials: tuple["TrainingRun", ...] = ()
-    """All runs of a sweep, the best first; the other fields are those of the best run."""
+    """All runs of a sweep, the best first; the other fields are the best run's."""
     early_end: str = ""
     """Reason for an early end, or ""."""
 
@@ -87,7 +87,7 @@ class TrainingRun(Shown):
     def load(self, *, device: str = "auto") -> Bert:
         """Load the finished model; with folds, the best one."""
         if not self.finished:
-            remedy = "give the same call again, and it resumes"
+            remedy = "make the same call again to resume it"
             raise UserError("this run is not finished", where=str(self.folder), remedy=remedy)
         return load(self.folder, device=device)
 

@@ -29,17 +29,19 @@ class RowFiles:
         """Files written by this call, each before the folder that was created for it."""
 
     def path(self, data: Any, place: Path, name: str) -> Path:
-        """Return the given path, or that of a new file with these rows or new folder of splits."""
+        """Return the given path, or the path of a new file with these rows or new folder of splits."""
         if isinstance(data, str | Path):
             return Path(data).expanduser()
         if not (isinstance(data, Mapping) and data and _columns_in(data) is None):
             return self._write(place.with_name(f"{place.name}.jsonl"), _rows_of(data), name)
         for split in data:
             if not _FILE_STEM.fullmatch(str(split)):
-                raise UserError(f"{split!r} is no split", remedy='name them "train", "dev" and "test"')
+                raise UserError(f"{split!r} is not a split", remedy='name them "train", "dev" and "test"')
         files = {place / f"{split}.jsonl": split for split in data}
         if stale := [each for each in sorted(place.glob("*")) if each not in files]:
-            what = f"lies there of an earlier call, and would be read beside {', '.join(map(str, data))}"
+            what = (
+                f"is left from an earlier call, and would be read together with {', '.join(map(str, data))}"
+            )
             raise UserError(what, where=str(stale[0]), remedy="pass another out, or remove it first")
         for file, split in files.items():
             self._write(file, _rows_of(data[split]), f'{name}["{split}"]')
@@ -58,7 +60,7 @@ class RowFiles:
             if not file.is_file() or file.read_bytes() != text.encode():
                 del self.names[file]  # the error is about the file itself
                 remedy = "pass another out, or remove it first"
-                raise UserError("is there already and holds other rows", where=str(file), remedy=remedy)
+                raise UserError("already exists and contains other rows", where=str(file), remedy=remedy)
             return file
         made = [] if file.parent.exists() else [file.parent]
         write_text(file, text)
@@ -177,10 +179,10 @@ def _rows_of(data: Any) -> Rows:
     if isinstance(data, Mapping) and (columns := _columns_in(data)) is not None:
         data = columns
     if not isinstance(data, list | tuple) or not all(isinstance(row, Mapping) for row in data):
-        what = f"data are {type(data).__name__}, no rows with named columns"
+        what = f"data are {type(data).__name__}, not rows with named columns"
         raise UserError(what, remedy="pass a path, a data frame, a list of dicts or a dict of columns")
     if not data:
-        raise UserError("data have no rows", remedy="pass some")
+        raise UserError("data are empty", remedy="pass some rows")
     return [{str(name): cell for name, cell in row.items()} for row in data]
 
 

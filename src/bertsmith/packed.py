@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 SHORT_LENGTH = 128
-"""Longest sequence, in tokens, for which a GPU has faster kernels."""
+"""Longest sequence, in tokens, that a GPU has faster kernels for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,13 +67,13 @@ def test_another_answer_is_marked_when_it_is_pointed_at(seen: Visit) -> None:
 def test_options_are_weighed_against_each_other(seen: Visit) -> None:
     seen.open("choose")
     assert len(shares(seen.page, "choose")) == 3
-    seen.page.get_by_label("Options, one a line").fill("the sun\n\nthe snow 🗻\n")
+    seen.page.get_by_label("Options, one per line").fill("the sun\n\nthe snow 🗻\n")
     expect(seen.page.locator("#panel-choose .bar")).to_have_count(2)
     found = dict(shares(seen.page, "choose"))
     assert sum(found.values()) == pytest.approx(1, abs=1e-3)
     best = max(found, key=lambda option: found[option])
     expect(seen.page.locator("#panel-choose .verdict")).to_contain_text(best)
-    seen.page.get_by_label("Options, one a line").fill("the sun")
+    seen.page.get_by_label("Options, one per line").fill("the sun")
     expect(seen.page.locator("#panel-choose .note")).to_contain_text("two options or more")
 
 

@@ -206,7 +206,7 @@ def test_a_lone_model_is_not_offered_as_a_choice(seen: Visit) -> None:
 
 def test_a_word_is_found_inside_of_text_without_spaces(seen: Visit) -> None:
     seen.open("senses")
-    sentences = seen.page.get_by_label("Sentences with it, one a line")
+    sentences = seen.page.get_by_label("Sentences with it, one per line")
     seen.page.get_by_label("Word", exact=True).fill("東")
     sentences.fill("東京は大きい。\n東の空が明るい。")
     expect(seen.page.locator("#panel-senses .sense b")).to_have_text(["東", "東"])

@@ -79,7 +79,7 @@ def test_after_a_refusal_no_older_result_is_shown_or_read_out(opened: Visit) -> 
     box, note = opened.page.get_by_label("Text", exact=True), opened.page.locator("#panel-fill .note")
     expect(spoken).to_contain_text("Blank 1")
     box.fill("word " * 700 + "[MASK]")
-    expect(note).to_contain_text(re.compile(r"^the text has 703 tokens but the model default takes 512"))
+    expect(note).to_contain_text(re.compile(r"^the text has 703 tokens, but the model default takes 512"))
     expect(spoken).to_be_empty()
     expect(opened.page.locator("#panel-fill .result")).to_be_empty()
 
@@ -130,7 +130,7 @@ PASTED = {
     "compare": ("Sentences", f"{LONG_LINE}\n{LONG_LINE}", "50000"),
     "tokens": ("A", "word " * 1000, "takes 512"),
     "attention": ("A", "word " * 600, "602 tokens"),
-    "senses": ("Sentences with it, one a line", f"{LONG_LINE}\n{LONG_LINE}", "takes 65536"),
+    "senses": ("Sentences with it, one per line", f"{LONG_LINE}\n{LONG_LINE}", "takes 65536"),
 }
 """By panel: the field, more than it takes, and a part of what the server says of it."""
 

@@ -207,7 +207,7 @@ def test_what_the_main_process_rejects_ends_the_other_without_a_word(tmp_path):
     with (out / ".lock").open("w") as held:
         fcntl.lockf(held, fcntl.LOCK_EX)
         start = Start(out, ("run.steps=1",), meeting())
-        assert run_processes(2, refused, store.folder, start) == ["another run is working here", 2]
+        assert run_processes(2, refused, store.folder, start) == ["another run is using this folder", 2]
 
 
 def looked_at(run: Path) -> list[tuple[int, float, float]]:

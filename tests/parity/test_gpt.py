@@ -161,7 +161,7 @@ def test_a_text_goes_on_to_the_last_position(folder):
     text = " the" * 510
     assert len(bert.tokenizer.encode(text).ids) == 510
     assert [each.tokens for each in bert.extend(text, count=4)] == [510, 1, 1, 1]
-    with pytest.raises(UserError, match="would have 515 tokens but the model takes 514"):
+    with pytest.raises(UserError, match="would have 515 tokens, but the model takes 514"):
         list(bert.extend(text, count=5))
 
 
@@ -170,7 +170,7 @@ def test_a_text_of_all_positions_leaves_no_room_for_the_token_that_predicts_its_
     positions, word = bert.engine.network.config.positions, " a"
     assert len(bert.tokenizer.encode(word * positions).ids) == positions
     assert bert.likelihood([word * (positions - 1)])[0].tokens == positions - 1
-    with pytest.raises(UserError, match=f"has {positions} tokens but the model takes {positions - 1}"):
+    with pytest.raises(UserError, match=f"has {positions} tokens, but the model takes {positions - 1}"):
         bert.likelihood([word * positions])
     (cut,) = bert.likelihood([word * positions], truncate=True)
     assert cut == bert.likelihood([word * (positions - 1)])[0]

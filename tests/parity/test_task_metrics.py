@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy import stats as scipy_stats
-from seqeval.metrics import sequence_labeling as seqeval
-from sklearn import calibration as sklearn_calibration
-from sklearn import metrics as sklearn_metrics
 
 from bertsmith.tasks import metrics
 from bertsmith.tasks.answers import best_threshold, exact, f1, normalised, squad_scores
 from bertsmith.tasks.example_types import Answer, Question
 from bertsmith.tasks.metrics import OF_CLASSES, OF_NUMBERS, reliability
 from bertsmith.tasks.tag_spans import span_scores
+from tests.lazily import Lazily
 
+scipy_stats, seqeval = Lazily("scipy.stats"), Lazily("seqeval.metrics.sequence_labeling")
+sklearn_calibration, sklearn_metrics = Lazily("sklearn.calibration"), Lazily("sklearn.metrics")
 CLOSE = 1e-9
 counts = st.integers(1, 30)
 pytestmark = pytest.mark.filterwarnings("ignore:A single label was found:UserWarning")

@@ -95,7 +95,7 @@ def test_the_import_tells_a_person_what_it_wrote(checkpoint, capsys, tmp_path):
 def test_an_import_never_writes_into_a_folder_that_holds_something(checkpoint, capsys, tmp_path):
     source, _ = checkpoint
     done = bertsmith_here(capsys, "import-tf", source, "--out", source)
-    assert done.code == 2 and "is there already; name a new folder" in done.err
+    assert done.code == 2 and "already exists; name a new folder" in done.err
 
 
 def test_a_corrupted_checkpoint_is_rejected_by_its_checksum_and_writes_nothing(checkpoint, capsys, tmp_path):

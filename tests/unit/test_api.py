@@ -94,7 +94,7 @@ def test_frames_of_all_kinds_are_the_same_run(run, rows, model, frame):
 def test_rows_that_lie_beside_a_run_are_not_overwritten(run, rows, model):
     kept = run.folder.with_name("run-data.jsonl")
     before = kept.read_bytes()
-    with pytest.raises(bertsmith.UserError, match=r"run-data\.jsonl: is there already and holds other rows"):
+    with pytest.raises(bertsmith.UserError, match=r"run-data\.jsonl: already exists and contains other rows"):
         bertsmith.finetune(rows[:30], model=model, out=run.folder, epochs=1, **OWN)
     assert kept.read_bytes() == before
 
@@ -102,7 +102,7 @@ def test_rows_that_lie_beside_a_run_are_not_overwritten(run, rows, model):
 def test_warnings_of_a_run_name_arguments(rows, model, tmp_path, capsys):
     bertsmith.finetune(rows[:20], model=model, out=tmp_path / "run", epochs=0.5, **OWN)
     told = capsys.readouterr().out
-    assert "for a table of your own see folds= and dev_share=" in told and "--" not in told
+    assert "for your own table see folds= and dev_share=" in told and "--" not in told
 
 
 def test_the_model_of_a_run_is_loaded(run):
@@ -131,7 +131,7 @@ def test_of_the_rows_that_a_run_was_trained_from_only_those_held_back_are_evalua
     found = bertsmith.evaluate(run.folder, rows, device="cpu")
     assert len(found.table()) == 6 and found.metrics == pytest.approx(run.metrics["dev"])
     (told,) = found.warnings
-    assert "only the part that was held back is evaluated" in told
+    assert "only the held-back part is evaluated" in told
 
 
 @pytest.mark.parametrize("named", ["runs", "runs/run", "runs/run/model"])
@@ -155,7 +155,7 @@ def test_predict_needs_no_labels_and_saves_what_the_name_says(run, tmp_path):
 
 def test_bad_rows_are_counted_on_request(run, rows):
     spoiled = [*rows[:3], {"review": "", "class": "hot"}]
-    with pytest.raises(bertsmith.UserError, match="has no text in review"):
+    with pytest.raises(bertsmith.UserError, match="lacks a text in review"):
         bertsmith.evaluate(run.folder, spoiled, device="cpu")
     assert bertsmith.evaluate(run.folder, spoiled, skip_bad=True, device="cpu").skipped == 1
 
@@ -173,7 +173,7 @@ def test_a_split_of_an_earlier_call_is_not_read_by_stealth(rows, model, tmp_path
     kept = tmp_path / "run-data"
     kept.mkdir()
     (kept / "dev.jsonl").write_text('{"review": "old", "class": "hot"}\n')
-    with pytest.raises(bertsmith.UserError, match=r"dev\.jsonl: lies there of an earlier call"):
+    with pytest.raises(bertsmith.UserError, match=r"dev\.jsonl: is left from an earlier call"):
         bertsmith.finetune({"train": rows}, model=model, out=tmp_path / "run", epochs=1, **OWN)
     assert [file.name for file in kept.iterdir()] == ["dev.jsonl"]
 
@@ -187,7 +187,7 @@ def test_a_table_that_is_written_otherwise_is_read_as_it_is_told(run, model, tmp
     found = bertsmith.evaluate(run.folder, file, device="cpu", **form)
     assert found.table()[0]["text"] == "the sun ä"
     assert bertsmith.predict(run.folder, file, device="cpu", **form).table() == found.table()
-    with pytest.raises(bertsmith.UserError, match="^delimiter: '::' cannot part cells"):
+    with pytest.raises(bertsmith.UserError, match="^delimiter: '::' cannot separate cells"):
         bertsmith.predict(run.folder, file, delimiter="::")
 
 
@@ -227,13 +227,16 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
             lambda out: bertsmith.finetune([{"a": 1}], out=out),
             r"needs the names of its columns; give text=... and label=...",
         ),
-        (lambda out: bertsmith.finetune(["a"], out=out, text="a", label="b"), "no rows with named columns"),
-        (lambda out: bertsmith.finetune([], out=out, text="a", label="b"), "data have no rows"),
+        (lambda out: bertsmith.finetune(["a"], out=out, text="a", label="b"), "not rows with named columns"),
+        (lambda out: bertsmith.finetune([], out=out, text="a", label="b"), "data are empty"),
         (lambda out: bertsmith.finetune(7, out=out, text="a", label="b"), "data are int"),
-        (lambda out: bertsmith.finetune({"../x": [{"a": 1}]}, out=out, text="a", label="b"), "is no split"),
+        (
+            lambda out: bertsmith.finetune({"../x": [{"a": 1}]}, out=out, text="a", label="b"),
+            "is not a split",
+        ),
         (
             lambda out: bertsmith.finetune([{"a": 1}], out=out, task="sst2", text="a"),
-            "sst2 knows its own columns",
+            "sst2 defines its own columns",
         ),
         (
             lambda out: bertsmith.finetune([{"a": 1}], out=out, text="a", label="b", kind="rank"),
@@ -245,19 +248,19 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
         ),
         (
             lambda out: bertsmith.finetune([{"a": "x", "b": "y"}], out=out, text="a", label="c"),
-            r"^row 1 of data: has no column 'c'",
+            r"^row 1 of data: lacks the column 'c'",
         ),
         (
             lambda out: bertsmith.finetune(
                 [{"a": "x", "b": "y"}, {"a": "", "b": "z"}], out=out, text="a", label="b"
             ),
-            r"^row 2 of data: has no text in a; .*, or leave such lines out with skip_bad=True$",
+            r"^row 2 of data: lacks a text in a; .*, or leave such lines out with skip_bad=True$",
         ),
         (
             lambda out: bertsmith.finetune(
                 {"train": [{"a": "x", "b": "y"}], "dev": [{"a": "", "b": "y"}]}, out=out, text="a", label="b"
             ),
-            r'^row 1 of data\["dev"\]: has no text in a',
+            r'^row 1 of data\["dev"\]: lacks a text in a',
         ),
         (
             lambda out: bertsmith.finetune(
@@ -292,7 +295,7 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={"run.seed": "12"}),
-            '^sweep: run.seed has no list of values; give a list: sweep={"run.seed": ',
+            '^sweep: run.seed lacks a list of values; give a list: sweep={"run.seed": ',
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={"run.seed": [1, 1]}),
@@ -300,7 +303,7 @@ def test_a_notebook_shows_runs_and_predictions_as_tables(run, rows):
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, sweep={}),
-            "^sweep: it names no key",
+            "^sweep: it is empty",
         ),
         (
             lambda out: bertsmith.pretrain("bert-tiny", store=out, out=out, size="tiny"),

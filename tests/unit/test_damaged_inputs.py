@@ -53,8 +53,8 @@ def test_parquet_with_bytes_that_are_not_utf8_is_not_whole(tmp_path: Path, read)
 def test_a_home_of_nobody_is_named(capsys, words) -> None:
     option = "--out" if words[0] == "corpus" else "--model"
     line = mistake(capsys, *words, option, "~nosuchuser/x")
-    assert "~nosuchuser/x: there is no such home folder; check the name behind the ~" in line
-    with pytest.raises(UserError, match="there is no such home folder"):
+    assert "~nosuchuser/x: this home folder does not exist; check the name after the ~" in line
+    with pytest.raises(UserError, match="this home folder does not exist"):
         bertsmith.load("~nosuchuser/x")
 
 
@@ -151,4 +151,4 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_named(tmp_path: Path) -> Non
     expected = (
         f"bertsmith: {tmp_path}/a.npy: was cut off while it was read: it has 4096 bytes instead of 8388736"
     )
-    assert told.stderr == f"{expected}; restore it, then give the command again\n"
+    assert told.stderr == f"{expected}; restore it, then run the command again\n"

@@ -34,7 +34,7 @@ NO_ANSWER = "no answer in the passage"
 def answer(
     *,
     question: Annotated[
-        str, Argument(metavar="QUESTION", help="The question; - reads one a line from stdin.")
+        str, Argument(metavar="QUESTION", help="The question; - reads one per line from stdin.")
     ],
     passage: Annotated[
         Path | None, Option(metavar="FILE", help="File of the passage; - reads the standard input.")
@@ -49,8 +49,8 @@ def answer(
     """Answer a question from a passage, in the passage's own words.
 
     Prints the passage with the answer highlighted and the next best ones below. A passage of any length is
-    read in windows. A model for SQuAD 2.0 may also find that the passage has no answer. If its threshold
-    for that decides against a more probable outcome, a line below reports it.
+    read in windows. A model for SQuAD 2.0 may also find that the passage does not contain an answer. If its
+    threshold for that decides against a more probable outcome, a line below reports it.
 
     Example: bertsmith answer "Why did Alyssa go to Miami?" --passage story.txt --model runs/squad2
 
@@ -97,8 +97,8 @@ def passage_of(file: Path | None, text: str | None) -> str:
     if text is not None and file is None:
         return text
     if file is None or text is not None:
-        remedy = "say `passage=FILE`, `passage=-` for the standard input, or `passage_text=TEXT`"
-        raise UserError("one passage is wanted", remedy=remedy)
+        remedy = "`passage=FILE`, `passage=-` for the standard input, or `passage_text=TEXT`"
+        raise UserError("give exactly one passage", remedy=remedy)
     if file != STANDARD_INPUT:
         return read_text(file, remedy="give a text file in UTF-8")
     written, where = standard_input().read(), name_of(STANDARD_INPUT)
@@ -107,7 +107,7 @@ def passage_of(file: Path | None, text: str | None) -> str:
 
 
 def excerpt(passage: str, found: "QuestionAnswer") -> "Text":
-    """Return the passage around the highlighted answer, or its beginning if there is no answer."""
+    """Return the passage around the highlighted answer, or the passage's beginning."""
     if not found.text:
         shown = passage[: 2 * AROUND]
         return highlighted(shown + ("…" if len(passage) > len(shown) else ""), [])

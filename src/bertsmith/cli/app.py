@@ -103,7 +103,7 @@ def main() -> None:
         print(f"bertsmith: {error.line()}", file=sys.stderr)
         sys.exit(USER_ERROR)
     except SystemExit as ending:
-        # Typer and rich exit with 1 on a closed pipe, which scripts with pipefail take for a failure. The
+        # Typer and rich exit with 1 on a closed pipe, which scripts with pipefail treat as a failure. The
         # default action of SIGPIPE would also end `serve` at the first client that disconnects.
         if isinstance(ending.__context__, BrokenPipeError):
             sys.exit(PIPE_CLOSED)

@@ -46,10 +46,10 @@ def list_checkpoints(run: RunArgument, as_json: options.Json = False) -> None:
 def export(
     run: RunArgument,
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write; with --all, one for each.")],
-    step: Annotated[int | None, Option(help="Step of the checkpoint; without it the newest.")] = None,
+    step: Annotated[int | None, Option(help="Step of the checkpoint; by default the newest.")] = None,
     everything: Annotated[bool, Option("--all", help="All of them, as FOLDER/step-00001000 ...")] = False,
     store: Annotated[
-        Path | None, Option(help="The store of a run that is not finished yet; else it is not needed.")
+        Path | None, Option(help="The store of a run that is not finished yet; otherwise not needed.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -68,7 +68,9 @@ def export(
     from bertsmith.training.checkpoint_storage import step_folder
 
     if everything and step is not None:
-        raise UserError("one step or all of them", where="`step` and `all`", remedy="give one of the two")
+        raise UserError(
+            "--step and --all exclude each other", where="`step` and `all`", remedy="give one of the two"
+        )
     steps = [kept.step for kept in kept_checkpoints(run)]
     chosen = steps if everything else [steps[-1] if step is None else step]
     targets = {each: step_folder(out, each) if everything else out for each in chosen}

@@ -39,7 +39,7 @@ def choose(
     source: Annotated[
         Path | None,
         Option(
-            "--input", metavar="FILE", help="Instead, a question a line, with tabs, or a table; - is stdin."
+            "--input", metavar="FILE", help="Instead, a question per line, with tabs, or a table; - is stdin."
         ),
     ] = None,
     column: Annotated[
@@ -75,7 +75,7 @@ def choose(
         context, source = None, STANDARD_INPUT
     if (context is None) == (source is None):
         remedy = "give a context and its options, or `input=FILE`"
-        raise UserError("it is not clear what to choose among", remedy=remedy)
+        raise UserError("nothing to choose among", remedy=remedy)
     if source is not None:
         questions = questions_of(TextSource(source, column, form=table.form), option_columns)
     else:
@@ -108,7 +108,11 @@ def questions_of(source: TextSource, options: str) -> Iterator[ChoiceQuestion]:
     source.check()
     if bool(source.text) != bool(options):
         remedy = "give both, or neither for a file of lines"
-        raise UserError("a table has a context and options", where="`text` and `options`", remedy=remedy)
+        raise UserError(
+            "a table needs columns of the context and the options",
+            where="`text` and `options`",
+            remedy=remedy,
+        )
     columns = tuple(name.strip() for name in options.split(","))
     return table_questions(source, columns) if source.text else line_questions(source)
 
@@ -137,7 +141,7 @@ def table_questions(source: TextSource, columns: tuple[str, ...]) -> Iterator[Ch
             options = tuple(text for text in map(cell_text, listed) if text)
             context = cell_text(row.values[source.text])
         except ValueError as error:
-            raise UserError(str(error), where=row.where, remedy="mend the line") from error
+            raise UserError(str(error), where=row.where, remedy="correct the line") from error
         yield _checked(ChoiceQuestion(context, options, row.where, number))
 
 
@@ -145,7 +149,7 @@ def _checked(
     question: ChoiceQuestion, *, remedy: str = "write the context and its options, tabs between them"
 ) -> ChoiceQuestion:
     if len(question.options) < 2:
-        what = f"has {counted(len(question.options), 'option')}, a choice takes two or more"
+        what = f"has {counted(len(question.options), 'option')}, but a choice needs at least two"
         raise UserError(what, where=question.where, remedy=remedy)
     return question
 

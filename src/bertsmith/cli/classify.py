@@ -29,7 +29,7 @@ def classify(
         Option(
             "--input",
             metavar="FILE",
-            help="Instead, one text a line (a tab in a pair) or a table; - is stdin.",
+            help="Instead, one text per line (a tab in a pair) or a table; - is stdin.",
         ),
     ] = None,
     table: options.PairTable,
@@ -58,7 +58,7 @@ def classify(
         text, source = None, STANDARD_INPUT
     if (text is None) == (source is None) or (source is not None and second is not None):
         remedy = "give a text, a text with `second`, or `input=FILE`"
-        raise UserError("it is not clear what to classify", remedy=remedy)
+        raise UserError("nothing to classify", remedy=remedy)
     texts = None
     if source is not None:
         texts = table.of(source)

@@ -20,7 +20,7 @@ NEAR, FAR = 0.8, 0.5
 def compare(
     *,
     texts: Annotated[
-        list[str], Argument(metavar="A B [C...]", help="Two texts or more; - reads one a line from stdin.")
+        list[str], Argument(metavar="A B [C...]", help="Two texts or more; - reads one per line from stdin.")
     ],
     pooling: options.Pooling = None,
     prompt: options.Prompt = None,
@@ -39,7 +39,7 @@ def compare(
     if texts == [str(STANDARD_INPUT)]:
         texts = lines_of(STANDARD_INPUT)
     if len(texts) < 2:
-        raise UserError("one text has nothing to be compared with", remedy="give two texts or more")
+        raise UserError("one text cannot be compared", remedy="give two texts or more")
     from bertsmith.inference.vectors import cosines
 
     bert = asked.open("embed")

@@ -15,7 +15,7 @@ from bertsmith.inference.embedded_models import embedded_models
 if TYPE_CHECKING:
     from bertsmith.corpus.build_store import CorpusReport
 
-OTHER_RULES = "those of a related language are used, or of English"
+OTHER_RULES = "the rules of a related language or of English are used"
 
 
 def corpus(
@@ -42,32 +42,34 @@ def corpus(
     ] = "strict",
     sentences: Annotated[
         Literal["split", "line"],
-        Option(help="Split paragraphs into sentences, or take each line for one (BERT's own input)."),
+        Option(help="Split paragraphs into sentences, or treat each line as one (BERT's own input)."),
     ] = "split",
     language: Annotated[
-        str, Option(help="Whose abbreviations to know when splitting: en, de, ru ...")
+        str, Option(help="Language of the abbreviations for splitting: en, de, ru ...")
     ] = "en",
     min_characters: Annotated[int, Option(min=0, help="Drop shorter documents.")] = 0,
     repair_mojibake: Annotated[
         bool, Option("--repair-mojibake", help="Repair wrongly decoded text: schÃ¶n to schön.")
     ] = False,
     drop_junk: Annotated[
-        bool, Option("--drop-junk", help="Drop documents that are no prose: tables, lists, code.")
+        bool, Option("--drop-junk", help="Drop documents that are not prose: tables, lists, code.")
     ] = False,
     duplicates: Annotated[
-        Literal["none", "exact", "near"], Option(help="Drop documents that came before, or nearly did.")
+        Literal["none", "exact", "near"], Option(help="Drop exact, or near, duplicates of earlier documents.")
     ] = "none",
     exclude: Annotated[
         list[Path] | None,
-        Option(help="A task's file: drop documents that hold a text of it. Can be repeated."),
+        Option(help="A task's file: drop documents that contain its texts. Can be repeated."),
     ] = None,
     add_words: Annotated[
         list[Path] | None,
-        Option(help="Words to add to the vocabulary, one a line: [unused] slots first. Repeatable."),
+        Option(help="Words to add to the vocabulary, one per line: [unused] slots first. Repeatable."),
     ] = None,
     lexicon: Annotated[
         list[Path] | None,
-        Option(help="Phrases or entities to mark, one a line, perhaps a tab and phrase|entity. Repeatable."),
+        Option(
+            help="Phrases or entities to mark, one per line, perhaps a tab and phrase|entity. Repeatable."
+        ),
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -100,7 +102,7 @@ def corpus(
         add_words=tuple(add_words or ()),
     )
     if sentences == "split" and not has_rules(check_language(language)):
-        echo(f"bertsmith: {language} has no rules for sentences of its own; {OTHER_RULES}", err=True)
+        echo(f"bertsmith: {language} does not have sentence rules; {OTHER_RULES}", err=True)
     with reporting_stops():
         report = build_store(
             sources,
@@ -134,6 +136,8 @@ def show(report: "CorpusReport") -> None:
     for reason, count in report.dropped.items():
         facts += [("dropped", f"{count:,} {reason}")]
     for name, texts in report.task_files.items():
-        searched = f"{texts['texts']:,} texts of {name}, {texts['too_short']:,} more are too short to tell"
+        searched = (
+            f"{texts['texts']:,} texts of {name}, {texts['too_short']:,} more are too short to search for"
+        )
         facts += [("searched for", searched)]
     print_facts(facts)

@@ -48,7 +48,7 @@ def demo(
     ask_embedded_models()
     _heading("From a text to a BERT")
     write_village(folder)
-    echo(f"{folder / 'village.txt'} tells of a village in few words:")
+    echo(f"{folder / 'village.txt'} describes a village in few words:")
     with (folder / "village.txt").open(encoding="utf-8") as text:
         echo("".join(f"    {line}" for _, line in zip(range(4), text, strict=False)), nl=False)
     pretrain_on_village(folder, steps)
@@ -58,7 +58,7 @@ def demo(
 
 def ask_embedded_models() -> None:
     """Try the embedded models, without any training."""
-    _heading("What comes with bertsmith")
+    _heading("The included models")
     _bertsmith("fill", "Paris is the [MASK] of France.", "--top", "3")
     _bertsmith("fill", "The cat sat on the [MASK].", "--top", "3")
     _bertsmith("next", "The battle was lost.", "Add two spoons of sugar and stir.")
@@ -80,8 +80,8 @@ def pretrain_on_village(folder: Path, steps: int) -> None:
 def finetune_for_trades(folder: Path) -> None:
     """Fine-tune the pre-trained model, and one of the same shape with random weights."""
     _heading("One task, with and without pre-training")
-    echo("Of whose work does a sentence speak? 96 labelled sentences to learn from and 96 to be asked, which")
-    echo("share no tool, material or product: what the new words mean stands in the village's text alone.")
+    echo("Which trade is a sentence about? 96 labelled sentences for training and 96 for development, which")
+    echo("share no tool, material or product: only the village's text explains the new words.")
     write_fresh_model(folder / "pretrained", folder / "fresh")
     for start in ("fresh", "pretrained"):
         data = ("--data", str(folder / "train.csv"), "--dev", str(folder / "dev.csv"), *FINETUNING)
@@ -116,11 +116,11 @@ def compare(folder: Path) -> None:
     fresh, pretrained = (
         read_json(folder / f"trades-{start}" / RESULT, remedy=remedy) for start in ("fresh", "pretrained")
     )
-    table = Table("fine-tuned from", "accuracy on words without a label")
+    table = Table("fine-tuned from", "accuracy on unlabelled words")
     table.add_row("(the constant answer)", _percent(fresh["baselines"]))
     table.add_row("fresh weights", _percent(fresh["metrics"]))
     table.add_row("the model that has read the village", _percent(pretrained["metrics"]))
-    _heading("What pre-training was good for")
+    _heading("The effect of pre-training")
     console().print(table)
     pictures = [run / "curves.png" for run in (folder / "pretrained", folder / "trades-pretrained")]
     pictures.append(folder / "trades-pretrained" / "confusion-dev.png")
@@ -128,7 +128,7 @@ def compare(folder: Path) -> None:
         echo(f"picture: {picture}")
     echo("\nYour own text in a token store, and half an hour: bertsmith chooses the recipe for this machine")
     echo("    bertsmith pretrain auto --store store/ --out runs/mine --minutes 30")
-    echo("\nThe playground, a page with all of this: give one of these, and open http://127.0.0.1:8000")
+    echo("\nThe playground, a page with all of this: run one of these, and open http://127.0.0.1:8000")
     echo("    bertsmith serve")
     echo(f"    bertsmith serve --model {folder / 'pretrained'} --model {folder / 'trades-pretrained'}")
 

@@ -49,7 +49,7 @@ class DistillRequest(options.Machine):
     student: Annotated[
         str,
         Setting("start.model", derived=["start.model"]),
-        Option(metavar="MODEL", help="A student of its own: a model, or on text a preset or a recipe file."),
+        Option(metavar="MODEL", help="A separate student: a model, or on text a preset or a recipe file."),
     ] = ""
     steps: Annotated[
         int | None,
@@ -86,23 +86,23 @@ class DistillRequest(options.Machine):
         return tuple(map(str, listed(self.teacher)))
 
     def check(self) -> None:
-        """Raise if it is not clear on what to distil, or an option has no effect there."""
+        """Raise if the data to distil on are missing, or an option does not apply to them."""
         if (self.store is None) == (not self.task):
-            remedy = (
-                "`store` for what the teacher knows of text, `task` with `data` for what it knows of a task"
-            )
+            remedy = "`store` to distil its knowledge of text, `task` with `data` to distil a task"
             raise UserError("give one of the two", where="`store`, `task`", remedy=remedy)
         beside, idle = (
             ("store", ("epochs", "data")) if self.store else ("task", ("steps", "minutes", "layers"))
         )
         for key in idle:
             if getattr(self, key) is not None:
-                raise UserError(f"means nothing beside `{beside}`", key=key, remedy="leave it out")
+                raise UserError(f"cannot be used with `{beside}`", key=key, remedy="remove it")
 
     def recipe(self) -> "Recipe":
         """Return the recipe of a pre-training with a teacher."""
         if len(self.teachers) > 1:
-            raise UserError("a student of text has one teacher", key="teacher", remedy="give one of them")
+            raise UserError(
+                "distilling on text supports one teacher", key="teacher", remedy="give one of them"
+            )
         teacher = self.teachers[0]
         begins = [
             ("teacher", "distill.teacher", teacher),
@@ -123,7 +123,7 @@ class DistillRequest(options.Machine):
             raise UserError("a task needs both", where=where, remedy=remedy)
         if _is_recipe(self.student):
             remedy = f"distil it on text first (`store=store/` `student={self.student}`), and give that run"
-            what = "is a recipe, and a task wants a model"
+            what = "is a recipe, but a task needs a model"
             raise UserError(what, where=f"`student={self.student}`", remedy=remedy)
         task = _task_named(self.task, Path(self.teachers[0]).expanduser())
         begins = options.settings_of([("teacher", "distill.teachers", list(self.teachers))])
@@ -173,7 +173,7 @@ def _task_named(name: str, teacher: Path) -> "Task":
     config = task_config_in(teacher)
     if config is None or not config.custom:
         remedy = "give the folder of a `bertsmith finetune custom` run"
-        raise UserError("was not fine-tuned on a table of your own", where=str(teacher), remedy=remedy)
+        raise UserError("was not fine-tuned on your own table", where=str(teacher), remedy=remedy)
     return custom_task(spec_of(config.custom))
 
 
@@ -206,7 +206,7 @@ def _teacher_layers(teacher: str, wanted: int) -> "tuple[int, ...]":
 
     folder, config = folder_and_config(teacher, key="teacher")
     if not 0 < wanted <= config.layers:
-        what = f"the teacher has {config.layers} layers, and a student of {wanted} would"
-        what += " be larger" if wanted > 0 else " have none"
+        what = f"the teacher has {config.layers} layers, but a student of {wanted} would"
+        what += " be larger" if wanted > 0 else " be empty"
         raise UserError(what, key="layers", remedy=f"give a number from 1 to {config.layers} ({folder})")
     return evenly_spaced(config.layers, wanted)

@@ -28,7 +28,7 @@ def embed(
         bool | None,
         Option(
             "--normalize/--no-normalize",
-            help="Vectors of length 1; without it, what the folder says, else of length 1.",
+            help="Vectors of length 1; by default as the folder defines, else of length 1.",
         ),
     ] = None,
     prompt: options.Prompt = None,
@@ -56,7 +56,7 @@ def embed(
         from bertsmith.inference.vectors import check_vector_file, write_vectors
 
     if source.is_file() and out.exists() and source.samefile(out):
-        raise UserError("is the input itself", where=str(out), remedy="name another place for the vectors")
+        raise UserError("is the input itself", where=str(out), remedy="choose another file for the vectors")
     check_vector_file(out)
     texts = table.of(source)
     texts.check()

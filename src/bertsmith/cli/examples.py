@@ -104,7 +104,9 @@ def build_report(recipe: "Recipe", request: ExamplesRequest) -> ExamplesReport:
     store, stages = TokenStore.open(request.store), len(recipe.examples.stages)
     store.verify()
     if request.stage >= stages:
-        raise UserError(f"the recipe has no stage {request.stage}", remedy=f"it has {stages}, counted from 0")
+        raise UserError(
+            f"the recipe does not have a stage {request.stage}", remedy=f"it has {stages}, counted from 0"
+        )
     with TemporaryDirectory() as cache:  # only a run has a folder for its indices
         micro_tokens = max(stage.length for stage in recipe.examples.stages) * 64
         asked: dict[str, Any] = {"micro_tokens": micro_tokens, "fields": declaration(recipe).fields}
@@ -147,7 +149,7 @@ def _with_a_step(
 
 
 def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -> None:
-    """Raise if training never reaches the step; to look for it, every epoch before would be built."""
+    """Raise if training never reaches the step; searching for it would build every epoch before."""
     from bertsmith.core.errors import UserError
 
     if recipe.run.budget == "minutes":  # the number of steps is unknown
@@ -157,7 +159,7 @@ def check_step(recipe: "Recipe", request: ExamplesRequest, plan: "StageIndex") -
     if request.step >= steps:
         about = "about " if recipe.run.budget == "tokens" else ""
         remedy = f"it has {about}{steps:,} steps, counted from 0"
-        raise UserError(f"stage {request.stage} has no step {request.step:,}", remedy=remedy)
+        raise UserError(f"stage {request.stage} does not have a step {request.step:,}", remedy=remedy)
 
 
 def steps_of_stage(recipe: "Recipe", stage: int, *, tokens_in_step: int) -> int:
@@ -295,12 +297,12 @@ def _pair_line(recipe: "Recipe", fraction: float) -> str:
     """Describe the fraction of negative pairs, and the reason if it is higher than in the recipe."""
     wanted = recipe.examples.negative_probability
     what = "have a random B" if recipe.examples.pair_head == "nsp" else "are swapped or have a random B"
-    line = f"{fraction:.2%} {what}; the recipe says {wanted:.0%}"
+    line = f"{fraction:.2%} {what}; the recipe's value is {wanted:.0%}"
     if fraction <= wanted or wanted == 1:
         return line
     # As in the published code, a chunk of one sentence always gets a random partner.
     single = (fraction - wanted) / (1 - wanted)
-    why = f"about {single:.0%} of the examples begin with a sentence that has no other after it to be B"
+    why = f"about {single:.0%} of the examples begin with a sentence without a following one to be B"
     last = "it is the document's last"
     if recipe.examples.pairs != "sentence-pair":
         last = "it reaches the target length alone or is the document's last"

@@ -21,7 +21,7 @@ def export(
         Path | None, Option(metavar="FOLDER", help="Folder to write that transformers opens; pruned: zeros.")
     ] = None,
     precision: Annotated[
-        str | None, Option(help="fp32, fp16, or int8 (of a folder of bertsmith quantise, without saying so).")
+        str | None, Option(help="fp32, fp16, or int8 (the default for a folder of bertsmith quantise).")
     ] = None,
     base: options.Base = None,
     as_json: options.Json = False,
@@ -48,11 +48,11 @@ def export(
     Example: bertsmith export --model runs/pruned --transformers models/pruned
     """
     if (onnx is None) == (transformers is None):
-        what = "nothing says what for" if onnx is None else "one export is for one of them"
+        what = "the target is missing" if onnx is None else "they exclude each other"
         raise UserError(what, where="`onnx`, `transformers`", remedy="give one of the two")
     if transformers is not None:
         if precision is not None:
-            what, remedy = "transformers gets the weights as they are", "leave it out, or give `onnx`"
+            what, remedy = "weights are exported unchanged for transformers", "remove it, or give `onnx`"
             raise UserError(what, key="precision", remedy=remedy)
         _export_transformers(model, transformers, base, as_json=as_json)
         return

@@ -33,7 +33,7 @@ def features(
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
-    """Write a vector for each token of each text: features for a model of your own.
+    """Write a vector for each token of each text: features for your own model.
 
     The folder contains memory-mapped arrays in fp32: vectors.npy, tokens.npy (ids), offsets.npy (the first
     and past-the-last character of each token in its text, -1 for special ones), starts.npy (the row at which
@@ -79,8 +79,8 @@ def features_table(
     *,
     task: Annotated[str, Argument(metavar="TASK", help="ner, wnut17, pos, sst2 ...")],
     data: Annotated[Path, Option(help="The task's folder, or its file.")],
-    out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
-    model: Annotated[Path | None, Option(help="Model folder; without it the small own one.")] = None,
+    out: Annotated[Path, Option(help="Folder for all runs; finished runs are not repeated.")],
+    model: Annotated[Path | None, Option(help="Model folder; by default the embedded encoder.")] = None,
     seeds: Annotated[int, Option(min=1, help="Runs for each row, from run.seed (0) on.")] = 3,
     features_lr: Annotated[
         float | None, Option(help="Peak learning rate of the feature-based rows; else 1e-3.")

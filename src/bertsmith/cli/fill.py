@@ -1,4 +1,4 @@
-"""`bertsmith fill` and `next`: fill in masks, and tell if one sentence follows another."""
+"""`bertsmith fill` and `next`: fill in masks, and predict if one sentence follows another."""
 
 import math
 import time
@@ -30,8 +30,8 @@ WHY_SLOW = (
     "states and reads the new token alone."
 )
 WHY_KEPT = (
-    "This model only looks to the left, so that a new token changes no state before it: what its layers need "
-    "of those is kept, and it reads the new token alone."
+    "This model only looks to the left, so a new token does not change earlier states: its layers keep "
+    "the states that they need, and it reads the new token alone."
 )
 
 
@@ -39,7 +39,7 @@ def fill(
     *,
     text: Annotated[
         str,
-        Argument(metavar="TEXT", help="A text with [MASK] where a token is wanted; - reads lines of stdin."),
+        Argument(metavar="TEXT", help="A text with [MASK] in place of a token; - reads lines of stdin."),
     ],
     top: Annotated[
         int | None, Option(min=1, show_default=str(TOP), help="Number of tokens for each mask.")
@@ -71,9 +71,9 @@ def fill(
     Example: bertsmith fill - --json < texts.txt
     """
     if extend and together:
-        raise UserError("`extend` and `together` exclude each other", remedy="leave one of them out")
+        raise UserError("`extend` and `together` exclude each other", remedy="remove one of them")
     if extend and top is not None:
-        remedy = "leave one of them out: each new token is the most probable one"
+        remedy = "remove one of them: each new token is the most probable one"
         raise UserError("`extend` and `top` exclude each other", remedy=remedy)
     wanted = TOP if top is None else top
     bert = asked.open("fill", "extend")
@@ -157,7 +157,7 @@ def next_sentence(
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
-    """Predict whether B follows A.
+    """Predict if B follows A.
 
     Uses the head of BERT's second pre-training task, next sentence prediction: in training, half of the pairs
     were consecutive in a document, the others were not.
@@ -167,8 +167,8 @@ def next_sentence(
     Example: bertsmith next - --json < pairs.txt
     """
     if (first == str(STANDARD_INPUT)) != (second is None):
-        remedy = "give A and B, or - alone for pairs on the standard input"
-        raise UserError("two texts are wanted", remedy=remedy)
+        remedy = "A and B, or only - for pairs on the standard input"
+        raise UserError("give two texts", remedy=remedy)
     bert = asked.open("next")
     if second is not None:
         pairs, wheres = [(first, second)], ["the pair"]
@@ -182,7 +182,7 @@ def next_sentence(
         if as_json:
             print_json(asdict(found))
             continue
-        both = [(found.probability, "B follows A"), (1 - found.probability, "B stands elsewhere")]
+        both = [(found.probability, "B follows A"), (1 - found.probability, "B does not follow A")]
         for line in bars(sorted(both, reverse=True)):
             console().print(line)
 
@@ -191,5 +191,5 @@ def pair_of_line(line: str) -> tuple[str, str]:
     """Parse the two texts of a line, separated by a tab."""
     first, tab, second = line.partition("\t")
     if not tab or "\t" in second:
-        raise UserError("is no pair", remedy="write two texts with one tab between them")
+        raise UserError("is not a pair of texts", remedy="write two texts with one tab between them")
     return first, second

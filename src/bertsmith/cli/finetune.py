@@ -43,7 +43,7 @@ class TrainedOn(Request):
     ] = OWN
     data: Annotated[Any, Option(help="The task's folder, or your own file.")] = field(kw_only=False)
     out: Annotated[Place, Option(help="Run folder; a run found there resumes.")]
-    model: Annotated[Place | None, Option(help="Model folder; without it the embedded encoder.")] = None
+    model: Annotated[Place | None, Option(help="Model folder; by default the embedded encoder.")] = None
 
     def assignment(self, task: "Task", *, settings: SettingsGiven, skip_bad: bool) -> "Assignment":
         """Return the run of a task, with the settings that suit the model and the data."""
@@ -66,18 +66,18 @@ class OwnTable(options.Table):
     text2: Annotated[str, Option(help="custom: column of the second text of a pair.")] = ""
     label: Annotated[str, Option(help="custom: column of the label or number.")] = ""
     kind: Annotated[str, Option(help="custom: classify (the default), multilabel or regress.")] = ""
-    separator: Annotated[str, Option(help="custom: what parts the labels in a cell; a comma.")] = ""
+    separator: Annotated[str, Option(help="custom: separator of the labels in a cell; a comma.")] = ""
     id: Annotated[str, Option(help="custom: column of the ids.")] = ""
     dev: Annotated[Any, Option(help="custom: the development file.")] = None
     dev_share: Annotated[
         float | None,
-        Option(min=0, max=0.9, help="custom: else this fraction of each class of the data; 0.1."),
+        Option(min=0, max=0.9, help="custom: without --dev, this fraction of each class; 0.1."),
     ] = None
     test_share: Annotated[
         float | None, Option(min=0, max=0.9, help="custom: test the finished model on this fraction.")
     ] = None
     folds: Annotated[
-        int | None, Option(min=2, help="custom: so many runs, each developed on another fold of the data.")
+        int | None, Option(min=2, help="custom: cross-validate with this many folds, one run each.")
     ] = None
 
     def task_named(self, name: str, data: Path) -> "Task":
@@ -89,8 +89,8 @@ class OwnTable(options.Table):
         task = task_named(name)
         given = [each.name for each in fields(OwnTable) if is_given(getattr(self, each.name))]
         if given:
-            where, remedy = ", ".join(f"`{each}`" for each in given), f"leave them out, or fine-tune `{OWN}`"
-            raise UserError(f"{task.name} knows its own columns and parts", where=where, remedy=remedy)
+            where, remedy = ", ".join(f"`{each}`" for each in given), f"remove them, or fine-tune `{OWN}`"
+            raise UserError(f"{task.name} defines its own columns and parts", where=where, remedy=remedy)
         return task
 
     def _own_task(self, data: Path) -> "Task":
@@ -108,38 +108,38 @@ class OwnTable(options.Table):
                 raise UserError("no such file", where=f"`dev={self.dev}`", remedy=remedy)
             return custom_task(replace(spec, dev_fraction=0.0, dev=str(self.dev.resolve())), self.form)
         if has_own_dev(data):
-            self._check_no_part(f"{data} has a development file of its own")
+            self._check_no_part(f"{data} already has a development file")
             return custom_task(replace(spec, dev_fraction=0.0), self.form)
         chosen = spec if self.dev_share is None else replace(spec, dev_fraction=self.dev_share)
         return custom_task(chosen, self.form)
 
     def _check(self) -> None:
-        """Raise if an option is missing or has no effect."""
+        """Raise if an option is missing or does not apply."""
         if not (self.text and self.label):
-            what = "a task of your own needs the names of its columns"
+            what = "your own task needs the names of its columns"
             remedy = (
                 "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune `tags`, for answers in "
-                "passages `squad` (docs/finetuning.md says how their files look)"
+                "passages `squad` (docs/finetuning.md describes their files)"
             )
             raise UserError(what, remedy=remedy)
         if self.test_share and self.dev_share == 0:
-            what = "without a development set the test would decide what is kept"
-            raise UserError(what, key="test_share", remedy="leave `dev_share=0` out")
+            what = "without a development set, the test set would select the model"
+            raise UserError(what, key="test_share", remedy="remove `dev_share=0`")
         if self.folds and self.dev_share is not None:
             what = "each fold is the development set of a run"
-            raise UserError(what, key="dev_share", remedy="leave it out")
+            raise UserError(what, key="dev_share", remedy="remove it")
         from bertsmith.tasks.kinds.registry import TEXT_KINDS, text_kind_named
 
         if self.separator and not (self.kind and text_kind_named(self.kind).many_labels):
             many = [name for name, kind in TEXT_KINDS.items() if kind.many_labels]
-            remedy = f"leave it out, or add `kind={' or '.join(many)}`"
-            raise UserError("a text has one label, which nothing parts", key="separator", remedy=remedy)
+            remedy = f"remove it, or add `kind={' or '.join(many)}`"
+            raise UserError("is for several labels per text", key="separator", remedy=remedy)
 
     def _check_no_part(self, what: str) -> None:
-        """Raise if a part of the data is requested as the development set, but there is one already."""
+        """Raise if a part of the data is requested as the development set, but the data already have one."""
         for key, given in (("dev_share", self.dev_share), ("folds", self.folds)):
             if given is not None:
-                raise UserError(what, key=key, remedy="leave it out")
+                raise UserError(what, key=key, remedy="remove it")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,15 +160,15 @@ class Tuning(options.Machine, options.Rates):
     patience: Annotated[
         int | None,
         Setting("run.patience", also={"run.keep": "best"}),
-        Option(help="End early after so many evaluations without a better one; keep the best."),
+        Option(help="End after this many evaluations without improvement; keep the best."),
     ] = None
     tune_thresholds: Annotated[
         bool,
         Setting("answers.label_thresholds", value="tuned"),
-        Option("--tune-thresholds", help="Tune when a label is given (answers.label_thresholds)."),
+        Option("--tune-thresholds", help="Tune the thresholds for giving labels (answers.label_thresholds)."),
     ] = False
     limit: Annotated[
-        int | None, Setting("run.limit"), Option(help="Most examples of each split (run.limit).")
+        int | None, Setting("run.limit"), Option(help="Maximum examples of each split (run.limit).")
     ] = None
     seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None
 
@@ -214,14 +214,14 @@ class FinetuneRequest(Tuning, OwnTable, TrainedOn):
         if len(studies) > 1:
             named = [f"`{each}`" for each in studies]
             remedy = f"give {' or '.join(sorted(named))}; `seed` sets the seed of each"
-            raise UserError("one study has runs of its own kind", where=" ".join(named), remedy=remedy)
+            raise UserError("these options exclude each other", where=" ".join(named), remedy=remedy)
         own: dict[str, Sequence[str]] = {"grid": [*GRID], "lr_grid": [*RATES], "random": SEARCHED}
         lines = [*(line for _, line in self.given()), *lines_of(self.settings)]
         keys = own.get(studies[0], ()) if studies else ()
         if taken := [key for line in lines if (key := line.partition("=")[0].strip()) in keys]:
             name = "search" if self.random else "grid"
             what = f"the {name} has its own values of {taken[0]}"
-            raise UserError(what, key=studies[0], remedy=f"leave the setting out, or the {name}")
+            raise UserError(what, key=studies[0], remedy=f"remove the setting, or the {name}")
 
     def _trials(self, assignment: "Assignment") -> "list[Trial]":
         from bertsmith.studies.sweep import RATES, over_folds, over_grid, over_search, over_seeds
@@ -237,13 +237,15 @@ class FinetuneRequest(Tuning, OwnTable, TrainedOn):
     def _check_quick(self, task: "Task", studies: Sequence[str]) -> None:
         """Raise if a solved head cannot do the task, or if an option needs steps or differing runs."""
         if task.kind.linear_problem is None:
-            raise UserError(f"{task.title} has no linear head to solve", key="quick", remedy="leave it out")
+            raise UserError(
+                f"{task.title} does not have a linear head to solve", key="quick", remedy="remove it"
+            )
         if self.minutes is not None:
             what = "a head that is solved takes no steps"
-            raise UserError(what, where="`quick` `minutes`", remedy="leave one of them out")
+            raise UserError(what, where="`quick` `minutes`", remedy="remove one of them")
         if same := [each for each in studies if each != "folds"]:
             what = "a solved head is the same in every run"
-            remedy = f"leave `{same[0]}` out, or `quick`"
+            remedy = f"remove `{same[0]}`, or `quick`"
             raise UserError(what, where=f"`quick` `{same[0]}`", remedy=remedy)
 
 
@@ -302,7 +304,7 @@ def show(result: "FinetuningResult", *, as_json: bool) -> None:
         return
     if not result.finished:
         steps = counted(result.steps, "step")
-        echo(f"stopped after {steps}; give the same command again to resume ({result.folder})")
+        echo(f"stopped after {steps}; run the same command again to resume ({result.folder})")
         return
     for split, metrics in result.metrics.items():
         for name, value in metrics.items():
@@ -373,14 +375,14 @@ def _run_many(trials: "list[Trial]", *, as_json: bool) -> None:
 def stoppable(
     study: "Callable[[ProgressCallback], Result]", line: Line = live_line, *, as_json: bool
 ) -> "Result":
-    """Return the result of a study with its progress shown; if it is stopped, print in which run and exit."""
+    """Show the progress of a study and return its result; if stopped, print the current run and exit."""
     from bertsmith.studies.sweep import Stopped
 
     try:
         with progress_display(line, as_json=as_json) as callback:
             return study(callback)
     except Stopped as stopped:
-        text = f"stopped in {stopped}; give the same command again to resume"
+        text = f"stopped in {stopped}; run the same command again to resume"
         print_json({"finished": False, "stopped_in": str(stopped)}) if as_json else echo(text)
         raise Exit(STOPPED) from None
 
@@ -418,7 +420,7 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
 def _run_text(result: "FinetuningResult") -> str:
     """Format the result of a run on its first split; the others are in the run's folder."""
     if not result.metrics:
-        return "finished; there is no development set"
+        return "finished, without a development set"
     split, metrics = next(iter(result.metrics.items()))
     text = f"{split} {', '.join(f'{each} {_metric_text(each, metrics[each])}' for each in metrics)}"
     if result.early_end is not None:

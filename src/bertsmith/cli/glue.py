@@ -15,9 +15,9 @@ from bertsmith.core.errors import UserError
 
 def glue(
     *,
-    data: Annotated[Path, Option(help="The folder that holds CoLA/, SST-2/ and so on.")],
-    out: Annotated[Path, Option(help="Folder for all runs; what is finished there is not done again.")],
-    model: Annotated[Path | None, Option(help="Model folder; without it the embedded encoder.")] = None,
+    data: Annotated[Path, Option(help="The folder with CoLA/, SST-2/ and so on.")],
+    out: Annotated[Path, Option(help="Folder for all runs; finished runs are not repeated.")],
+    model: Annotated[Path | None, Option(help="Model folder; by default the embedded encoder.")] = None,
     tasks: Annotated[str, Option(help="Only these, with commas: sst2,mrpc.")] = "",
     lr_grid: Annotated[
         bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
@@ -50,10 +50,10 @@ def glue(
     several = [flag for flag, is_given in flags.items() if is_given]
     if len(several) > 1:
         remedy = f"give {' or '.join(several)}"
-        raise UserError("one study has runs of its own kind", where=" ".join(several), remedy=remedy)
+        raise UserError("these options exclude each other", where=" ".join(several), remedy=remedy)
     if rates.lr is not None and (lr_grid or random):
         what = "it has its own learning rates"
-        raise UserError(what, where=several[0], remedy="leave `lr` out")
+        raise UserError(what, where=several[0], remedy="remove `lr`")
     request = GlueRequest(
         start,
         data,

@@ -20,7 +20,7 @@ def import_tf(
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
     gelu: Annotated[
         Literal["published", "erf", "tanh"],
-        Option(help="Form of GELU; 'published' is the one the checkpoint was released with."),
+        Option(help="Form of GELU; 'published': the form of the released checkpoint."),
     ] = "published",
     as_json: options.Json = False,
 ) -> None:
@@ -48,7 +48,7 @@ def show(report: "ImportReport") -> None:
     facts = [("wrote", str(report.out))]
     facts += [("model", f"{report.architecture}, {report.parameters:,} parameters")]
     if not report.with_tokenizer:
-        why = "no vocab.txt or 30k-clean.model came along: put the model's tokenizer.json beside it"
+        why = "vocab.txt or 30k-clean.model is missing: add the model's tokenizer.json"
         facts += [("tokenizer", why)]
     for label, names in (("skipped", report.skipped), ("unknown", report.unknown)):
         if names:

@@ -40,7 +40,7 @@ def inspect(
         str, Option("--text2", metavar="COLUMN", help="Column of the second texts, for pairs.")
     ] = "",
     label: Annotated[
-        str, Option(metavar="COLUMN", help="The column of the labels or numbers; a test file needs none.")
+        str, Option(metavar="COLUMN", help="The column of the labels or numbers; optional for a test file.")
     ] = "",
     kind: Annotated[
         str, Option(help="One label for each text (classify), several (multilabel), or a number (regress).")
@@ -54,7 +54,9 @@ def inspect(
     test: Annotated[Path | None, Option(metavar="FILE", help="A test file, with or without labels.")] = None,
     table: options.Table,
     task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
-    data: Annotated[Path | None, Option(metavar="PATH", help="As FILE; of a task its folder.")] = None,
+    data: Annotated[
+        Path | None, Option(metavar="PATH", help="The same as FILE; for a task its folder.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Inspect a data set before training on it.
@@ -77,7 +79,7 @@ def inspect(
     from bertsmith.tasks.inspection import inspect_files
 
     if file is not None and data is not None:
-        raise UserError("one data set is wanted", where="FILE and `data`", remedy="leave one of them out")
+        raise UserError("give exactly one data set", where="FILE and `data`", remedy="remove one of them")
     if task:
         task_and_files = _published(task, data or file)
     else:
@@ -97,7 +99,7 @@ def _published(name: str, data: Path | None) -> tuple["Task", dict[str, Path]]:
 
     task = task_named(name)
     if data is None:
-        raise UserError("no data were named", remedy=f"say where {task.title} lies: `data=FOLDER`")
+        raise UserError("missing data", remedy=f"give the folder of {task.title}: `data=FOLDER`")
     splits = [split for split in SPLITS if split in task.splits]
     if data.is_file():
         # A file's name gives its split; a file with any other name is to be predicted, labelled or not.
@@ -113,13 +115,13 @@ def _own(
 
     places = {split: file for split, file in files.items() if file is not None}
     if "train" not in places or not spec.text:
-        remedy = "say FILE `text=COLUMN` `label=COLUMN`, or `task=TASK` `data=FOLDER`"
-        raise UserError("no data set was named", remedy=remedy)
+        remedy = "give FILE `text=COLUMN` `label=COLUMN`, or `task=TASK` `data=FOLDER`"
+        raise UserError("missing data set", remedy=remedy)
     main = places["train"]
     if not spec.label:
         if len(places) > 1 or main.is_dir():
-            remedy = "say which with `label=COLUMN`, or give one file"
-            raise UserError("a training set has a column of labels", key="text", remedy=remedy)
+            remedy = "add `label=COLUMN`, or give one file"
+            raise UserError("a training set needs a label column", key="text", remedy=remedy)
         return custom_task(spec, form), {"test": main}
     if "dev" in places or has_own_dev(main):
         spec = replace(spec, dev_fraction=0.0)

@@ -26,7 +26,7 @@ def likelihood(
     text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text; - reads stdin.")] = None,
     source: Annotated[
         Path | None,
-        Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
+        Option("--input", metavar="FILE", help="Instead, one text per line, or a table; - reads stdin."),
     ] = None,
     words: Annotated[bool, Option("--words", help="Also the log-probability of each word.")] = False,
     out: Annotated[
@@ -61,7 +61,7 @@ def likelihood(
         text, source = None, STANDARD_INPUT
     if (text is None) == (source is None) or (source is None and out is not None):
         remedy = "give a text, or `input=FILE`, which may have an `out`"
-        raise UserError("it is not clear what to score", remedy=remedy)
+        raise UserError("nothing to score", remedy=remedy)
     texts = table.of(source or STANDARD_INPUT)
     if text is None:
         texts.check()  # before the model is opened
@@ -134,7 +134,7 @@ def show(found: "Likelihood", *, words: bool) -> None:
 def check_table_file(out: Path, source: TextSource) -> None:
     """Raise if tables are not written in the format of this name, or if it is the input."""
     if out.suffix.lower() not in TABLE_WRITERS:
-        remedy = f"name a file that ends in {', '.join(TABLE_WRITERS)}"
-        raise UserError("is not the name of a table", where=str(out), remedy=remedy)
+        remedy = f"use a file name that ends in {', '.join(TABLE_WRITERS)}"
+        raise UserError("is not a table format", where=str(out), remedy=remedy)
     if out.exists() and source.path.is_file() and out.samefile(source.path):
-        raise UserError("is the input itself", where=str(out), remedy="name another file for the table")
+        raise UserError("is the input itself", where=str(out), remedy="choose another file for the table")

@@ -1,4 +1,4 @@
-"""Options that several verbs have, and the settings that options stand for."""
+"""Options that several verbs have, and the recipe settings of options."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _BASE = Option(
     "--base",
     metavar="FOLDER",
-    help="For an adapter folder: the model it belongs to; without it the one that it names.",
+    help="For an adapter folder: its base model; by default the one that it names.",
 )
 Base = Annotated[Path | None, _BASE]
 Device = Annotated[
@@ -31,7 +31,7 @@ Device = Annotated[
 _MODEL = Option(
     "--model",
     metavar="FOLDER",
-    help="Model or run folder, or the name of a fetched one; else an embedded one.",
+    help="Model or run folder, or the name of a downloaded model; by default an embedded one.",
 )
 Model = Annotated[Path | None, _MODEL]
 # A test compares these names with inference, which would load torch and delay --help.
@@ -39,7 +39,7 @@ Precision = Annotated[
     str,
     Option(
         "--precision",
-        help="auto (bf16, or int8 of a quantised folder, where the machine is made for it, else fp32), fp32, "
+        help="auto (bf16, or int8 for a quantised folder, if the machine supports it, else fp32), fp32, "
         "bf16, int8 (CPU).",
     ),
 ]
@@ -95,13 +95,13 @@ Pooling = Annotated[
     Option(
         "--pooling",
         help="Vector of a text: the mean, first (cls) or largest of its tokens' vectors, ..., the pooler's "
-        "output, or the mean without the direction of an empty text (centred); without it, as the folder "
+        "output, or the mean without the direction of an empty text (centred); by default as the folder "
         "defines, else centred.",
     ),
 ]
 Prompt = Annotated[
     str | None,
-    Option("--prompt", metavar="TEXT", help='Put before each text; "" for none, where the folder has one.'),
+    Option("--prompt", metavar="TEXT", help='Put before each text; "" turns off the one of the folder.'),
 ]
 
 # ---- of a training
@@ -143,7 +143,8 @@ class Table(Request):
 
     general: ClassVar[bool] = True
     delimiter: Annotated[
-        str, Option("--delimiter", metavar="CHAR", help="Separator of the cells, if no header shows it.")
+        str,
+        Option("--delimiter", metavar="CHAR", help="Separator of the cells, if the header does not show it."),
     ] = ""
     encoding: Annotated[
         str,
@@ -152,7 +153,7 @@ class Table(Request):
         ),
     ] = ""
     columns: Annotated[
-        Names, Option("--columns", metavar="A,B,C", help="The columns of a table that has no header.")
+        Names, Option("--columns", metavar="A,B,C", help="The columns of a table without a header.")
     ] = ""
 
     @property

@@ -26,7 +26,7 @@ class PredictionRequest(options.Computing, options.Table):
         Option(metavar="FOLDER...", help="Folders of `bertsmith finetune` runs; several predict together."),
     ] = field(kw_only=False)
     split: Annotated[
-        str, Option(help="Split of the data, if their name does not show it; of a folder dev.")
+        str, Option(help="Split of the data, if their name does not show it; of a folder, dev by default.")
     ] = ""
     skip_bad: options.SkipBad = False
 
@@ -101,9 +101,9 @@ def evaluate(request: EvaluateRequest, as_json: options.Json = False) -> None:
 def predict(
     *,
     request: PredictRequest,
-    out: Annotated[Path, Option(help="File to write; its ending says the format.")],
+    out: Annotated[Path, Option(help="File to write; its ending is the format.")],
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
-    with_text: Annotated[bool, Option("--with-text", help="Write each text beside its prediction.")] = False,
+    with_text: Annotated[bool, Option("--with-text", help="Write each text with its prediction.")] = False,
     as_json: options.Json = False,
 ) -> None:
     """Write a model's prediction for each example of a file.
@@ -152,5 +152,5 @@ def _check_not_input(data: Path, out: Path) -> None:
     """Raise if the predictions would overwrite the texts."""
     if data.is_file() and out.exists() and data.samefile(out):
         raise UserError(
-            "is the input itself", where=str(out), remedy="name another place for the predictions"
+            "is the input itself", where=str(out), remedy="choose another file for the predictions"
         )

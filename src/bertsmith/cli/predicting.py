@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert, Precision
 
 
-OWN_MODEL = "leave `model` out to use the one that comes with bertsmith"
+OWN_MODEL = "remove `model` to use the included model"
 HOW_TO_GET = {
-    "fill": "make one with bertsmith pretrain, and say `model=FOLDER`",
-    "next": "make one with bertsmith pretrain --set examples.pairs=nsp, and say `model=FOLDER`",
+    "fill": "make one with bertsmith pretrain, then use `model=FOLDER`",
+    "next": "make one with bertsmith pretrain --set examples.pairs=nsp, then use `model=FOLDER`",
     "classify": "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a "
-    "table of your own), and say `model=runs/sst2`",
-    "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, and say `model=runs/ner`",
-    "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, and say "
+    "your own table), then use `model=runs/sst2`",
+    "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, then use `model=runs/ner`",
+    "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, then use "
     "`model=runs/squad2`",
-    "choose": "make one with bertsmith finetune swag --data swag/ --out runs/swag (or race, arct), and say "
+    "choose": "make one with bertsmith finetune swag --data swag/ --out runs/swag (or race, arct), then use "
     "`model=runs/swag`",
     "embed": "",
 }
 """Remedy to get a model with an ability, by ability."""
 REMEDIES: dict[str, str] = {
-    Remedy.PASS_PAIR: "give the second text with `second`, or behind a tab",
-    Remedy.PASS_TEXT: "leave out `second`, or the tab",
+    Remedy.PASS_PAIR: "give the second text with `second`, or after a tab",
+    Remedy.PASS_TEXT: "remove `second`, or the tab",
 }
-"""Remedies for the command line, by those of the Python API."""
+"""Remedies for the command line, by the remedies of the Python API."""
 
 
 def open_model(
@@ -60,12 +60,12 @@ def open_model(
     what = f"this model cannot {ABILITIES[abilities[0]]}; it can {can}"
     remedy = HOW_TO_GET[abilities[0]] if folder is None or not own else OWN_MODEL
     if "fill" in abilities and (generator := _generator_of(chosen)) is not None:
-        remedy = f"say `model={generator}`, which made up the tokens that this one learned to find"
+        remedy = f"use `model={generator}`, which made up the tokens that this one learned to find"
     raise UserError(what, where=str(chosen), remedy=remedy)
 
 
 def _generator_of(folder: Path) -> Path | None:
-    """Return the generator in the folder of a model that finds replaced tokens, if there is one."""
+    """Return the generator in the folder of a model that finds replaced tokens, or None."""
     from bertsmith.objectives.replaced_token_detection import GENERATOR
 
     generator = model_folder(folder) / GENERATOR

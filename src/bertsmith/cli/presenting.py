@@ -83,7 +83,7 @@ def highlighted(text: str, stretches: Sequence[tuple[int, int, str]]) -> "Text":
 
 
 def print_facts(facts: "Iterable[tuple[str, str]]") -> None:
-    """Print a line for each fact: its name, and behind it, in a column, the fact."""
+    """Print a line for each fact: its name and, in a second column, the fact."""
     from rich.console import Console
     from rich.table import Table
 

@@ -64,9 +64,7 @@ class PretrainRequest(options.Machine):
         Setting("run.tokens", also={"run.budget": "tokens"}),
         Option(help="Budget in tokens (run.tokens)."),
     ] = None
-    size: Annotated[
-        str, Option(metavar="SIZE", help="auto: tiny, mini, small or base in place of a chosen shape.")
-    ] = ""
+    size: Annotated[str, Option(metavar="SIZE", help="auto: use the shape tiny, mini, small or base.")] = ""
     objective: Annotated[str, Option(help="auto: masked or replaced (examples.objective).")] = ""
     batch: Annotated[
         int | None,
@@ -84,7 +82,7 @@ class PretrainRequest(options.Machine):
         Option(metavar="KEY=VALUES", help="A run for each value, with commas between; several: the grid."),
     ] = None
     stop_if_flat: Annotated[
-        bool, Option("--stop-if-flat", help="End a run whose loss stays at that of mere word frequencies.")
+        bool, Option("--stop-if-flat", help="End a run that learns only word frequencies.")
     ] = False
 
     def recipe_for(self, report: "Callable[[str], None]") -> "Recipe":
@@ -174,7 +172,7 @@ def run(
     started: float,
     early_stopping: "EarlyStopping | None" = None,
 ) -> None:
-    """Run a recipe, or the one that a function chooses and reports on, and print the result."""
+    """Run a recipe, or a function's choice of one, and print the result."""
     from bertsmith.objectives.registry import declaration
     from bertsmith.pretraining.pretrain import pretrain as job
     from bertsmith.training.early_stopping import NEVER_EARLY
@@ -311,17 +309,17 @@ def show(result: "PretrainingResult", *, as_json: bool) -> None:
 
 
 def _show_how_it_resumes(result: "PretrainingResult") -> None:
-    """Print where the same command would resume: steps without a usable gradient are not saved."""
-    why = "not saved, for the last steps had no usable gradient"
+    """Print the step that the same command would resume from: steps with an unused gradient are not saved."""
+    why = "not saved, because the last steps had no usable gradient"
     if result.saved_step == result.steps:
         again = (
             "the same command again, without --stop-if-flat,"
             if result.early_end
             else "the same command again"
         )
-        echo(f"saved; give {again} to resume ({result.folder})")
+        echo(f"saved; run {again} to resume ({result.folder})")
     elif result.saved_step:
         echo(f"{why}; the same command resumes from step {result.saved_step:,} ({result.folder})")
     else:
-        again = "nothing was saved before: the same command starts again at step 0"
+        again = "there is no saved state: the same command starts again at step 0"
         echo(f"{why}; {again} ({result.folder})")

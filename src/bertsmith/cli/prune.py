@@ -25,18 +25,18 @@ class PruneRequest(Request):
     model: Annotated[Place, Option(help="Fine-tuned model: the folder of a run, or a model folder.")]
     data: Annotated[Place, Option(help="The task's folder, or its file.")]
     out: Annotated[Place, Option(help="Folder to write; a job that was stopped resumes there.")]
-    task: Annotated[str, Option(help="The task; without it the one that the model was fine-tuned for.")] = ""
+    task: Annotated[str, Option(help="The task; by default the task of the model.")] = ""
     heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0
     ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0
     widths: Annotated[
         Literal["equal", "free"] | None,
-        Option(help="equal, if none is named: each layer loses as many neurons; free: the least important."),
+        Option(help="equal (the default): as many neurons from each layer; free: the least important."),
     ] = None
     drop_layers: Annotated[
         str, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
     ] = ""
     examples: Annotated[
-        int | None, Option(min=1, help="Training examples that importance is taken over: 1024.")
+        int | None, Option(min=1, help="Training examples to measure importance on: 1024.")
     ] = None
     method: Annotated[
         Literal["importance", "magnitude"],
@@ -46,19 +46,19 @@ class PruneRequest(Request):
         str,
         Option(
             metavar="FRACTION",
-            help="magnitude: how much of the layers' weights is set to zero, or several: a,b.",
+            help="magnitude: fraction of the layers' weights to set to zero, or several: a,b.",
         ),
     ] = ""
     rewind: Annotated[
         float | None,
         Setting("sparse.early_at"),
-        Option(help="magnitude: train first, prune, and go back to this part of the training."),
+        Option(help="magnitude: train first, prune, and rewind to this fraction of the training."),
     ] = None
     retrain: Annotated[
         str,
         Option(
             metavar="HOW",
-            help="With --rewind, what goes back: weights (if none is named), rate, finetune (nothing), or "
+            help="With --rewind, what to rewind: weights (the default), rate, finetune (nothing), or "
             "several: a,b.",
         ),
     ] = ""
@@ -88,24 +88,24 @@ class PruneRequest(Request):
         return Path(self.model), Path(self.data), Path(self.out)
 
     def check(self) -> None:
-        """Raise for options of the other method, or if nothing is to be removed."""
+        """Raise for options of the other method, or if nothing to remove."""
         if self.method == "magnitude":
             units = ("heads", "ffn", "drop_layers", "widths", "examples")
             if named := [name for name in units if getattr(self, name)]:
-                what = "single weights go by their magnitude; heads, neurons and layers go by importance"
-                raise UserError(what, key=named[0], remedy="leave it out, or `method=magnitude`")
+                what = "single weights are removed by magnitude; heads, neurons and layers by importance"
+                raise UserError(what, key=named[0], remedy="remove it, or `method=magnitude`")
             if self.epochs == 0:
-                what, remedy = "single weights go while the model is trained", "leave it out"
+                what, remedy = "single weights are removed during training", "remove it"
                 raise UserError(what, key="epochs", remedy=remedy)
             if self.rewind is None and (self.retrain or self.rounds):
-                key, remedy = "retrain" if self.retrain else "rounds", "leave it out, or add `rewind=0.1`"
-                raise UserError("weights go in a single training", key=key, remedy=remedy)
+                key, remedy = "retrain" if self.retrain else "rounds", "remove it, or add `rewind=0.1`"
+                raise UserError("weights are removed in a single training", key=key, remedy=remedy)
         elif self.sparsity or self.rewind is not None or self.retrain:
-            what = "single weights go by their magnitude, not by importance"
+            what = "single weights are removed by magnitude, not by importance"
             where, remedy = "`sparsity`, `rewind`, `retrain`", "add `method=magnitude`"
             raise UserError(what, where=where, remedy=remedy)
         elif not (self.heads or self.ffn or numbered_layers(self.drop_layers)):
-            raise UserError("nothing is to be removed", remedy="give `heads`, `ffn` or `drop_layers`")
+            raise UserError("nothing to remove", remedy="give `heads`, `ffn` or `drop_layers`")
 
 
 def prune(request: PruneRequest, as_json: options.Json = False) -> None:
@@ -159,20 +159,20 @@ def run_magnitude(asked: PruneRequest, *, as_json: bool) -> "list[SparseResult]"
     from bertsmith.studies.pruning import task_to_train
 
     if not (sparsities := listed_fractions(asked.sparsity)):
-        what = "needs the fraction of the weights that is to be zero"
+        what = "needs the fraction of the weights to set to zero"
         raise UserError(what, where="`method=magnitude`", remedy="add `sparsity=0.7`")
     for sparsity in sparsities:
         if not 0 < sparsity < 1:
             what = f"{sparsity:g} of the weights cannot be zero"
-            raise UserError(what, key="sparsity", remedy="choose one such as 0.7")
+            raise UserError(what, key="sparsity", remedy="choose one, for example 0.7")
     if asked.rewind is None and len(sparsities) > 1:
-        what = "while a model is trained its weights go to one sparsity"
+        what = "training reaches one sparsity only"
         raise UserError(what, key="sparsity", remedy="give one, or add `rewind=0.1`")
     words = (asked.retrain or "weights").split(",")
     methods = tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
     if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
-        remedy = f"choose of {', '.join(RETRAINING)}"
-        raise UserError(f"there is no {strange[0]!r}", key="retrain", remedy=remedy)
+        remedy = f"choose from {', '.join(RETRAINING)}"
+        raise UserError(f"{strange[0]!r} is not a choice", key="retrain", remedy=remedy)
     gradual = [("`sparsity`", f"sparse.gradual={sparsities[0]}")] if asked.rewind is None else []
     given = [*asked.given(), *gradual]
     task, recipe = task_to_train(asked.places[0], asked.task, lines_of(asked.settings), options=given)
@@ -192,7 +192,7 @@ def numbered_layers(text: str) -> tuple[int, ...]:
     """Parse layer numbers in a list such as 3,7."""
     words = [word.strip() for word in text.split(",") if word.strip()]
     if strange := [word for word in words if not word.isdecimal()]:
-        raise UserError(f"{strange[0]!r} is no layer", key="drop_layers", remedy="write numbers: 10,11")
+        raise UserError(f"{strange[0]!r} is not a layer", key="drop_layers", remedy="write numbers: 10,11")
     return tuple(sorted({int(word) for word in words}))
 
 
@@ -202,7 +202,7 @@ def listed_fractions(text: str) -> tuple[float, ...]:
     try:
         return tuple(dict.fromkeys(map(float, words)))
     except ValueError:
-        what, remedy = f"{text!r} is no fraction of the weights", "write a number, or several: 0.5,0.7"
+        what, remedy = f"{text!r} is not a fraction of the weights", "write a number, or several: 0.5,0.7"
         raise UserError(what, key="sparsity", remedy=remedy) from None
 
 

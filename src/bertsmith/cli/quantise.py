@@ -30,11 +30,13 @@ def quantise(
         Path | None,
         Option(
             metavar="FILE",
-            help="Texts like those to come, the first 512: one a line (a pair: a tab), or a table.",
+            help="Texts like the ones to predict, the first 512: one per line (a pair: a tab), or a table.",
         ),
     ] = None,
     bits: Annotated[int, Option(help="8, or with --weights-only 4.")] = 8,
-    weights_only: Annotated[bool, Option("--weights-only", help="Round no inputs: for memory.")] = False,
+    weights_only: Annotated[
+        bool, Option("--weights-only", help="Quantise only the weights, to save memory.")
+    ] = False,
     data: Annotated[
         Path | None, Option(help="The task's folder or a labelled file: evaluate before and after.")
     ] = None,
@@ -67,7 +69,7 @@ def quantise(
         if of_weights:
             made = quantise_weights(model, fresh, bits=bits, base=base)
         else:
-            assert calibrate is not None, "it is not of weights alone"
+            assert calibrate is not None, "calibration needs texts"
             source = table.of(calibrate)
             chosen = _calibration(source, CALIBRATION_TEXTS)
             with naming_inputs([where for where, _ in chosen].__getitem__):
@@ -92,7 +94,7 @@ def _calibration(source: TextSource, most: int) -> "list[tuple[str, TextOrPair]]
     lines = (line for piece in pieces for line in zip(piece.wheres, piece.texts, strict=True))
     chosen = list(islice((line for line in lines if "".join(line[1]).strip()), most))
     if not chosen:
-        raise UserError("holds no text", where=str(source.path), remedy="write one text a line")
+        raise UserError("does not contain a text", where=str(source.path), remedy="write one text per line")
     return chosen
 
 
@@ -100,14 +102,14 @@ def _check_weights_only(bits: int, calibrate: Path | None, *, weights_only: bool
     if bits not in (4, 8):
         raise UserError(f"is {bits}", key="bits", remedy="choose 8 or 4")
     if not weights_only and bits == 4:
-        remedy = "add `weights_only`, or take 8 bits"
-        raise UserError("products of 4 bits are not computed", key="bits", remedy=remedy)
+        remedy = "add `weights_only`, or use 8 bits"
+        raise UserError("4 bits are supported for weights only", key="bits", remedy=remedy)
     if not weights_only:
-        remedy = "give texts with `calibrate=FILE`, or round the weights alone with `weights_only`"
-        raise UserError("8-bit products are calibrated on texts", remedy=remedy)
+        remedy = "give texts with `calibrate=FILE`, or quantise only the weights with `weights_only`"
+        raise UserError("8-bit products need calibration texts", remedy=remedy)
     if calibrate is not None:
-        remedy = "leave one of the two out"
-        raise UserError("weights are rounded without texts", key="weights_only", remedy=remedy)
+        remedy = "remove one of the two"
+        raise UserError("weights are quantised without texts", key="weights_only", remedy=remedy)
 
 
 def _metrics(model: Path, data: Path, precision: str, base: Path | None = None) -> dict[str, float]:

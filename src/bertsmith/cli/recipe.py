@@ -59,7 +59,7 @@ def show(
 def list_presets(as_json: options.Json = False) -> None:
     """List the presets with their sizes.
 
-    Parameters are those of the encoder and its pooler, with the published vocabulary.
+    Parameters count the encoder and its pooler, with the published vocabulary.
 
     Example: bertsmith recipe list
     """

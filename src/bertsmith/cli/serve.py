@@ -26,7 +26,7 @@ KEPT_SHAPES = 64
 """Maximum number of matrix-product shapes that each thread caches, at up to half a megabyte each.
 
 By default torch caches 1,024 for every thread of every model, which adds up to gigabytes of memory."""
-NAMING = "write NAME=FOLDER, such as sst2=runs/sst2, with letters, digits, . _ / or - in the name"
+NAMING = "write NAME=FOLDER, for example sst2=runs/sst2, with letters, digits, . _ / or - in the name"
 
 log = logging.getLogger("bertsmith.serve")
 
@@ -37,46 +37,47 @@ def serve(
         Option(
             "--model",
             metavar="[NAME=]FOLDER",
-            help="A model, repeatable; its name is the folder's unless given. Else the embedded ones.",
+            help="A model, repeatable; its name is the folder's unless given. Default: the embedded models.",
         ),
     ] = None,
     host: Annotated[
-        str, Option(help="Address to listen at; 0.0.0.0 for every one of this machine.")
+        str, Option(help="Address to listen at; 0.0.0.0 for all addresses of this machine.")
     ] = "127.0.0.1",
     port: Annotated[int, Option(min=0, max=65535, help="Port to listen at; 0 for any free one.")] = 8000,
     device: options.Device = "auto",
     precision: options.Precision = "auto",
     base: options.Base = None,
     truncate: Annotated[
-        bool, Option("--truncate", help="Cut texts that are too long, for clients that cannot ask for it.")
+        bool, Option("--truncate", help="Truncate long texts even if the client does not ask for it.")
     ] = False,
     api_key: Annotated[
         str | None,
         Option(envvar=KEY_VARIABLE, help="Key that clients must send; better given as a variable."),
     ] = None,
     allow_origin: Annotated[
-        list[str] | None, Option(metavar="ORIGIN", help="Web site whose pages may send requests, repeatable.")
+        list[str] | None, Option(metavar="ORIGIN", help="Web site that may send requests, repeatable.")
     ] = None,
     allow_host: Annotated[
         list[str] | None,
         Option(
-            metavar="NAME", help="Name of this server in requests, repeatable; else localhost and --host."
+            metavar="NAME",
+            help="Name of this server in requests, repeatable; by default localhost and --host.",
         ),
     ] = None,
     timeout: Annotated[float, Option(min=0.1, help="Seconds for a request to be answered.")] = 30.0,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens of a batch; 1 turns batching off.")] = 8192,
-    queue_tokens: Annotated[int, Option(min=1, help="Tokens that may wait for a model.")] = 262_144,
-    queue_requests: Annotated[int, Option(min=1, help="Requests that may wait for a model.")] = 1024,
-    body_bytes: Annotated[int, Option(min=1, help="Longest body of a request.")] = 2_097_152,
-    texts: Annotated[int, Option(min=1, help="Most texts of a request.")] = 256,
-    characters: Annotated[int, Option(min=1, help="Longest text of a request.")] = 50_000,
-    connections: Annotated[int, Option(min=1, help="Most open connections.")] = 4096,
+    queue_tokens: Annotated[int, Option(min=1, help="Maximum tokens that wait for a model.")] = 262_144,
+    queue_requests: Annotated[int, Option(min=1, help="Maximum requests that wait for a model.")] = 1024,
+    body_bytes: Annotated[int, Option(min=1, help="Maximum bytes of a request's body.")] = 2_097_152,
+    texts: Annotated[int, Option(min=1, help="Maximum texts of a request.")] = 256,
+    characters: Annotated[int, Option(min=1, help="Maximum characters of a text.")] = 50_000,
+    connections: Annotated[int, Option(min=1, help="Maximum open connections.")] = 4096,
     http_processes: Annotated[
         int | None,
         Option(
             min=1,
             max=128,  # each uses some of the model process's file descriptors, 1024 at first
-            help="Processes that speak HTTP before the one with the models; else 1, or more for a GPU.",
+            help="Processes for HTTP in front of the model process; by default 1, or more for a GPU.",
         ),
     ] = None,
 ) -> None:
@@ -178,9 +179,9 @@ def named_folders(given: list[str]) -> dict[str, Path]:
         if not folder:
             raise UserError(f"is {each!r}", key="model", remedy=NAMING)
         if not MODEL_NAME.fullmatch(name):
-            raise UserError(f"{name!r} is no name for a model", where=f"`model={each}`", remedy=NAMING)
+            raise UserError(f"{name!r} is not a valid model name", where=f"`model={each}`", remedy=NAMING)
         if name in folders:
-            remedy = f"give one of them another: `model=NAME={Path(folder).expanduser()}`"
-            raise UserError(f"two models are called {name}", key="model", remedy=remedy)
+            remedy = f"rename one: `model=NAME={Path(folder).expanduser()}`"
+            raise UserError(f"two models have the name {name}", key="model", remedy=remedy)
         folders[name] = Path(folder).expanduser()
     return folders

@@ -1,4 +1,4 @@
-"""`bertsmith share`: turn a trained BERT into an ALBERT, in which layers share weights."""
+"""`bertsmith share`: turn a trained BERT into an ALBERT with layers that share weights."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -21,10 +21,10 @@ def share(
     ] = "all",
     groups: Annotated[int, Option(help="Groups of neighbouring layers that share with each other.")] = 1,
     take: Annotated[
-        Take, Option(help="Weights that a group shares: the average of its layers, or those of the first.")
+        Take, Option(help="Weights that a group shares: the average of its layers, or the first layer's.")
     ] = "average",
     embedding_width: Annotated[
-        int | None, Option(help="Width of the word table: 128 in ALBERT; without it the model's own.")
+        int | None, Option(help="Width of the word table: 128 in ALBERT; by default the model's own.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
@@ -61,4 +61,4 @@ def share(
     if lost := [head for head in heads[0] if head not in heads[1]]:
         echo(f"left out: {', '.join(lost)}")
     if sharing in ("attention", "ffn"):
-        echo("transformers knows no such sharing: it opens every layer whole, and gains nothing by it")
+        echo("transformers does not support this sharing: it opens each layer with separate weights")

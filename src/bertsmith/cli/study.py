@@ -1,4 +1,4 @@
-"""`bertsmith study`: run a study of one's own, and show how far it is."""
+"""`bertsmith study`: run your own study, and show its progress."""
 
 import os
 from collections.abc import Mapping
@@ -22,16 +22,16 @@ study = App(
 @study.command("run")
 def run_own(
     file: Annotated[Path, Argument(metavar="STUDY", help="A study in TOML.")],
-    out: Annotated[Path, Option(help="Folder of the report; the same command goes on with a study there.")],
+    out: Annotated[Path, Option(help="Folder of the report; the same command continues a study there.")],
     cells: Annotated[
-        Path | None, Option(help="Folder of the runs, shared by studies; cells/ beside --out by default.")
+        Path | None, Option(help="Folder of the runs, shared by studies; by default cells/ next to --out.")
     ] = None,
     seeds: Annotated[
         int | None, Option(min=1, help="Number of seeds, in place of `seeds` in the file.")
     ] = None,
-    together: Annotated[int, Option(min=1, help="Most runs at once on one device.")] = 1,
+    together: Annotated[int, Option(min=1, help="Maximum runs at once on one device.")] = 1,
     devices: Annotated[
-        str, Option(help="GPUs by number, such as 0,1; cpu for none. By default the first GPU, if any.")
+        str, Option(help="GPUs by number, for example 0,1; or cpu. By default the first GPU, if any.")
     ] = "",
     threads: Annotated[
         int | None,
@@ -40,17 +40,18 @@ def run_own(
         ),
     ] = None,
     keep_models: Annotated[
-        bool, Option("--keep-models", help="Keep every trained model, not only those that runs still need.")
+        bool,
+        Option("--keep-models", help="Keep every trained model, not only the ones that runs still need."),
     ] = False,
     dry_run: Annotated[
-        bool, Option("--dry-run", help="Only tell what would be run, and about how long.")
+        bool, Option("--dry-run", help="Only print the runs and their approximate time.")
     ] = False,
     as_json: options.JsonLines = False,
 ) -> None:
     """Run a study: all trials over all seeds, and a report with intervals.
 
     Equal work is done once, also across studies that share --cells. A trial that fails is a row with its
-    reason. Stopped or killed, the same command goes on and repeats nothing.
+    reason. Stopped or killed, the same command continues and repeats nothing.
 
     Example: bertsmith study run nsp.toml --out lab/nsp --seeds 3 --together 2
 
@@ -98,7 +99,7 @@ def run_own(
         with progress_display(live_line, as_json=as_json) as callback:
             report = run_study(found, out, shared, places, callback, keeps_models=keep_models)
     except Stopped:
-        text = "stopped; give the same command again to go on"
+        text = "stopped; run the same command again to continue"
         print_json({"finished": False}) if as_json else echo(text)
         raise Exit(STOPPED) from None
     if as_json:
@@ -113,7 +114,7 @@ def show_status(
     folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder of a study (--out).")],
     as_json: options.JsonLines = False,
 ) -> None:
-    """Show how far a study is: runs that are done, running or failed, and the minutes left.
+    """Show the progress of a study: runs that are done, running or failed, and the minutes left.
 
     Example: bertsmith study status lab/nsp
     """
@@ -127,11 +128,11 @@ def show_status(
     if status["works"]:
         echo(f"time left: {_time_text(status['seconds_left'])}")
     elif status["counts"]["waiting"] or status["counts"]["running"]:
-        echo("no process works on it: give the command of the study again to go on")
+        echo("no process is running it: run the command of the study again to continue")
 
 
 def _show(status: dict[str, Any]) -> None:
-    """Print the cells of a study by state, those that run or failed one by one, and impossible trials."""
+    """Print the cells of a study by state, each running or failed cell, and impossible trials."""
     runs = counted(len(status["cells"]), "run")
     echo(f"{runs} ({status['wanted']} wanted, equal ones once): {_counts(status['counts'])}")
     for each in status["cells"]:
@@ -148,7 +149,7 @@ def _counts(states: Mapping[str, Any]) -> str:
 
 
 def live_line(values: dict[str, Any]) -> str:
-    """Format how far a study is."""
+    """Format the progress of a study."""
     return f"{_counts(values)}  ETA {_time_text(values['seconds_left'])}"
 
 
@@ -162,19 +163,19 @@ def _devices(given: str) -> tuple[str, ...]:
         return ("",)
     named = tuple(each.strip() for each in given.split(","))
     if given and (not all(named) or "cpu" in named or len(set(named)) < len(named)):
-        remedy = "write GPUs by number, each once, such as 0,1; or cpu"
-        raise UserError(f"{given!r} is no list of GPUs", key="devices", remedy=remedy)
+        remedy = "write GPUs by number, each once, for example 0,1; or cpu"
+        raise UserError(f"{given!r} is not a list of GPUs", key="devices", remedy=remedy)
     import torch
 
     if torch.cuda.is_available():
         return named if given else (os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0],)
     if given:
-        raise UserError("torch sees no CUDA GPU", key="devices", remedy="leave it out, or give cpu")
+        raise UserError("torch sees no CUDA GPU", key="devices", remedy="remove it, or give cpu")
     return ("",)
 
 
 def _threads(together: int) -> int:
-    """Return OMP_NUM_THREADS, whose first number counts, or else an equal share of the cores."""
+    """Return the first number of OMP_NUM_THREADS, or else an equal share of the cores."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if wanted.isdecimal() and int(wanted):
         return int(wanted)

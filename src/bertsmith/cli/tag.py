@@ -29,7 +29,7 @@ def tag(
     ] = None,
     source: Annotated[
         Path | None,
-        Option("--input", metavar="FILE", help="Instead, one text a line, or a table; - reads stdin."),
+        Option("--input", metavar="FILE", help="Instead, one text per line, or a table; - reads stdin."),
     ] = None,
     table: options.TextTable,
     asked: options.Asked,
@@ -49,7 +49,7 @@ def tag(
     if text == str(STANDARD_INPUT) and source is None:
         text, source = None, STANDARD_INPUT
     if (text is None) == (source is None):
-        raise UserError("it is not clear what to tag", remedy="give a text, or `input=FILE`")
+        raise UserError("nothing to tag", remedy="give a text, or `input=FILE`")
     texts = None
     if source is not None:
         texts = table.of(source)

@@ -35,7 +35,7 @@ def tasks(
         metrics = ", ".join(each.replace("_", " ") for each in task.metrics)
         files = next(iter(next(iter(task.splits.values())).files))
         echo(f"{task.name:<{widest}}  {task.title}: {task.kind.name}; {metrics}; {files} ...")
-    echo(f"{OWN:<{widest}}  a table of your own: classify, multilabel or regress (finetune --help)")
+    echo(f"{OWN:<{widest}}  your own table: classify, multilabel or regress (finetune --help)")
     echo(
         "bertsmith tasks TASK shows one with its files and settings, bertsmith recipe show TASK every setting"
     )

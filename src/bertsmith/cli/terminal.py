@@ -81,7 +81,7 @@ def stops_as_interrupt() -> Iterator[None]:
 @contextmanager
 def reporting_output_errors() -> Iterator[None]:
     """Inside, report a failure to print as a user error."""
-    if sys.stdout is None:  # closed before the start
+    if sys.stdout is None:  # the stream was closed before the start
         yield
         return
     plain, named = sys.stdout, cast(TextIO, _NamedWriting(sys.stdout))
@@ -126,7 +126,7 @@ class _NamedWriting:
             with Path(os.devnull).open("wb") as nowhere:
                 os.dup2(nowhere.fileno(), self._stream.fileno())
             what = f"cannot be written ({error.strerror or error})"
-            remedy = "make room where it goes, or send it elsewhere"
+            remedy = "free disk space, or choose another output"
             raise UserError(what, where="standard output", remedy=remedy) from error
 
 

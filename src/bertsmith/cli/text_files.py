@@ -81,17 +81,17 @@ class TextSource:
         where = name_of(self.path)
         if self.path == STANDARD_INPUT:
             if self.text or given:
-                remedy = "leave out `text` and what belongs to it, or save it as a file"
-                raise UserError("is read line by line and has no columns", where=where, remedy=remedy)
+                remedy = "remove `text` and its related options, or save it as a file"
+                raise UserError("is read line by line, without columns", where=where, remedy=remedy)
         elif self.lacks_column:
             if before_opening:
                 return
             names = ", ".join(map(repr, column_names(self.path, self.form)))
-            columns = f"its columns are {names}" if names else "it has no rows"
-            remedy = f"say which column holds the texts with `text=COLUMN` ({columns})"
+            columns = f"its columns are {names}" if names else "it is empty"
+            remedy = f"give the column of the texts with `text=COLUMN` ({columns})"
             raise UserError("is a table", where=where, remedy=remedy)
         elif given and not self.text:
-            remedy = "say which column holds the texts with `text=COLUMN`, or leave it out"
+            remedy = "give the column of the texts with `text=COLUMN`, or remove it"
             raise UserError("is for tables", key=given[0], remedy=remedy)
 
 
@@ -130,9 +130,11 @@ def pieces_of(
         bad = bad or next(iter(piece.bad), None)
         yield piece
     if bad and not found:
-        raise replace(bad, what=f"{bad.what}, and no other line can be taken")
+        raise replace(bad, what=f"{bad.what}, and all other lines are bad, too")
     if not found:
-        raise UserError("holds no text", where=name_of(source.path), remedy="write one text a line")
+        raise UserError(
+            "does not contain a text", where=name_of(source.path), remedy="write one text per line"
+        )
 
 
 def lines_of(source: Path) -> list[str]:
@@ -199,13 +201,13 @@ def without_unreadable(bert: "Bert", piece: Piece, *, truncate: bool) -> Piece:
 def report_skipped(bad: Sequence[UserError]) -> None:
     """Print the number of skipped lines and the first error, if any line was skipped."""
     if bad:
-        echo(f"{len(bad):,} bad lines were skipped, the first one: {bad[0].line()}", err=True)
+        echo(f"{len(bad):,} bad lines were skipped, first: {bad[0].line()}", err=True)
 
 
 def standard_input() -> BinaryIO:
     """Return the binary standard input; raise if it is closed."""
     if sys.stdin is None:
-        raise UserError("is closed", where=name_of(STANDARD_INPUT), remedy="pipe the text in, or name a file")
+        raise UserError("is closed", where=name_of(STANDARD_INPUT), remedy="pipe the text in, or give a file")
     return sys.stdin.buffer
 
 
@@ -238,7 +240,7 @@ def name_of(source: Path) -> str:
 
 
 class _Lines:
-    """The lines of a stream as they arrive; unlike `readline`, it can tell if a line has arrived."""
+    """The lines of a stream as they arrive; unlike `readline`, it can check if a line has arrived."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -293,7 +295,7 @@ def _line_pieces(source: TextSource, read_line: LineReader, patience: float) -> 
                     check_unpacked(line, where=name_of(path))
                 if len(line) > MAX_LINE_BYTES:  # its end is unknown, so later lines cannot be read
                     what = f"is over {MAX_LINE_BYTES:,} bytes long"
-                    raise UserError(what, where=where, remedy="write one text a line")
+                    raise UserError(what, where=where, remedy="write one text per line")
                 try:
                     encoding = "utf-8-sig" if number == 1 else "utf-8"
                     text = text_of(line, where=where, encoding=encoding)
@@ -325,7 +327,7 @@ def _table_pieces(source: TextSource) -> Iterator[Piece]:
             except UserError as error:
                 named = replace(error, where=row.where)
                 if not source.skip_bad:
-                    remedy = f"{error.remedy}, or leave such lines out with `skip_bad=True`"
+                    remedy = f"{error.remedy}, or skip such lines with `skip_bad=True`"
                     raise replace(named, remedy=remedy) from None
                 piece.bad.append(named)
                 continue
@@ -340,9 +342,9 @@ def _text_of_row(row: "Row", columns: tuple[str, ...]) -> "TextOrPair":
     try:
         texts = [cell if isinstance(cell := row.values[name], str) else cell_text(cell) for name in columns]
     except ValueError as error:
-        raise UserError(str(error), remedy="mend the line") from error
+        raise UserError(str(error), remedy="correct the line") from error
     if not all(map(str.strip, texts)):
-        raise UserError(f"has no text in {' and '.join(columns)}", remedy="fill or remove the line")
+        raise UserError(f"lacks a text in {' and '.join(columns)}", remedy="fill or remove the line")
     return texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 

@@ -16,7 +16,7 @@ def trim(
     *,
     model: Annotated[Path, Option(metavar="FOLDER", help="Model, run or adapter folder (which is merged).")],
     source: Annotated[
-        Path, Option("--input", metavar="FILE", help="Your texts, one a line (a pair: a tab), or a table.")
+        Path, Option("--input", metavar="FILE", help="Your texts, one per line (a pair: a tab), or a table.")
     ],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
     table: options.TextTable,

@@ -20,7 +20,7 @@ UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
 
 
 class Verb(TyperCommand):
-    """A command whose options may take several words and whose paths may begin with ~ (`--out=~/run`).
+    """A command with options of several words and paths that may begin with ~ (`--out=~/run`).
 
     Its usage errors take one line.
     """

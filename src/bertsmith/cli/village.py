@@ -1,7 +1,7 @@
 """The demonstration's sample text about a village, and a task that requires knowledge from this text.
 
 The labelled sentences for training and for development do not share a tool, material or product. Only the
-text tells which trade a word of the development set belongs to.
+text shows which trade a word of the development set belongs to.
 """
 
 import csv

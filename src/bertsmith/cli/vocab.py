@@ -32,12 +32,12 @@ def vocab(  # noqa: PLR0913 - the options of a command
         ),
     ] = "wordpiece",
     cased: Annotated[bool, Option("--cased", help="Keep case and accents. byte-bpe always does.")] = False,
-    unused: Annotated[int, Option(min=0, help="[unused] pieces to add, for words of your own.")] = 0,
+    unused: Annotated[int, Option(min=0, help="[unused] pieces to add, for your own words.")] = 0,
     alphabet: Annotated[
         int,
         Option(min=1, help="Most frequent characters kept; others are unknown. Not for byte-bpe."),
     ] = 1000,
-    min_count: Annotated[int, Option(min=1, help="Join only pairs of pieces seen this often.")] = 2,
+    min_count: Annotated[int, Option(min=1, help="Join only pairs of pieces that occur this often.")] = 2,
     held_out: Annotated[
         float, Option(min=0.0, max=0.5, help="Fraction of documents to evaluate on, not learned from.")
     ] = 0.01,
@@ -77,7 +77,9 @@ def vocab(  # noqa: PLR0913 - the options of a command
         with progress_bar("counting words", size_on_disk(files)) as advance:
             counts = count_words(watched(blocks, advance), counting, workers=workers)
         if not counts.documents:
-            raise UserError("no text to learn from", where=", ".join(sources), remedy="give more text")
+            raise UserError(
+                "there is no text to learn from", where=", ".join(sources), remedy="give more text"
+            )
         learned = learn_vocabulary(counts, settings)
         learned.tokenizer.save(fresh)
     report, seconds = learned.report, time.monotonic() - started
@@ -104,14 +106,14 @@ def watched(blocks: "Iterable[Block]", advance: Callable[[int], None]) -> "Itera
 def show(out: Path, report: "VocabularyReport", seconds: float) -> None:
     """Print the report as a few lines for people."""
     facts = [("wrote", f"{out} in {seconds:,.1f} s")]
-    facts += [("pieces", f"{report.pieces:,}, of which {report.alphabet:,} are single characters")]
+    facts += [("pieces", f"{report.pieces:,}, {report.alphabet:,} of them single characters")]
     if report.pieces < report.pieces_asked_for:
         # A unigram vocabulary does not join pairs, so that --min-count does not apply.
-        remedy = "give more text, or a lower `min_count` where pairs are joined"
-        why = f"no other piece is seen often enough; {remedy}"
+        remedy = "give more text, or a lower `min_count` if pairs are joined"
+        why = f"all other pieces are too rare; {remedy}"
         facts += [("", f"fewer than {report.pieces_asked_for:,}: {why}")]
     facts += [
-        ("documents", f"{report.documents:,}, of which {report.held_out_documents:,} held out"),
+        ("documents", f"{report.documents:,}, {report.held_out_documents:,} of them held out"),
         ("learned from", f"{report.distinct_words:,} distinct words"),
         ("tokens per word", f"{report.tokens_per_word:.4f} on {report.scored_on}"),
         ("unknown words", f"{report.unknown_rate:.4%} of {report.words:,}"),

@@ -56,11 +56,11 @@ def cached_array(file: Path) -> NDArray[Any] | None:
             array = open_array(file, remedy="remove it")
             mark_used(file)
             return array
-        log.warning("%s: is damaged; it is made anew", file)
+        log.warning("%s: is damaged; it is rebuilt", file)
     except FileNotFoundError:
         pass
     except OSError as error:
-        log.warning("%s: cannot be read (%s); it is made anew", file, error)
+        log.warning("%s: cannot be read (%s); it is rebuilt", file, error)
     return None
 
 
@@ -114,7 +114,7 @@ def size_limit() -> float:
         if not gigabytes >= 0:
             raise ValueError
     except ValueError as error:
-        remedy = "give a number of gigabytes, such as 20, or inf"
+        remedy = "give a number of gigabytes, for example 20, or inf"
         raise UserError(f"{given!r} is not a valid size", where=LIMIT, remedy=remedy) from error
     return gigabytes * 1e9
 

@@ -70,11 +70,11 @@ class UserError(Exception):
 
 
 class Diverged(UserError):
-    """A run whose loss, weights or gradients are not finite any more; the same run would diverge again."""
+    """A run whose loss, weights or gradients are no longer finite; running it again would diverge again."""
 
 
 class DoesNotFit(UserError):
-    """A run that requires more memory than there is."""
+    """A run that requires more memory than is available."""
 
 
 def spelled(text: str, spelling: Spelling, *, location: bool = False) -> str:

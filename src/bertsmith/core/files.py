@@ -38,14 +38,14 @@ _COMPRESSED_STARTS = {
 
 @contextmanager
 def reporting_missing_homes(given: Path | str) -> Iterator[None]:
-    """Report a ~name without a home folder, where Path.expanduser raises RuntimeError, as a user error."""
+    """Report a ~name without a home folder (Path.expanduser raises RuntimeError) as a user error."""
     try:
         yield
     except RuntimeError as error:
         if "home directory" not in str(error):
             raise
-        remedy = "check the name behind the ~, or write the path in full"
-        raise UserError("there is no such home folder", where=str(given), remedy=remedy) from error
+        remedy = "check the name after the ~, or write the path in full"
+        raise UserError("this home folder does not exist", where=str(given), remedy=remedy) from error
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def atomic_folder(target: Path, *, replaces: Sequence[str] = ()) -> Iterator[Pat
     on the disk before the target gets its name. A new target must still be missing or empty at that time.
     """
     with reporting_write_errors(target):
-        # Inside an existing target, whose parent may be on another disk (a mount, a link) or read-only.
+        # Inside an existing target: its parent may be on another disk (a mount, a link) or read-only.
         _remove_leftovers(target, abandoned=time.time() - ABANDONED_SECONDS)
         parent, was_empty = target if target.is_dir() else target.parent, _is_empty(target)
     temporary = _partial(target, parent)
@@ -112,14 +112,14 @@ def made_folder(folder: Path) -> Iterator[None]:
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove those of the folders, deepest first, that are empty."""
+    """Remove the empty folders among these, deepest first."""
     for folder in folders:
         with suppress(OSError):
             folder.rmdir()
 
 
 def reach_the_disk(path: Path) -> None:
-    """Return when a file, or the list of names in a folder, would survive a power cut (fsync)."""
+    """Flush a file or a folder's list of names to the disk, so that it survives a power cut (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -153,14 +153,14 @@ def check_not_taken(folder: Path, *, key: str = "out") -> None:
             raise UserError("is being written by another process", where=str(folder), remedy=remedy)
         if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
             remedy = f"choose another `{key}`, or remove it first"
-            raise UserError("is there already", where=str(folder), remedy=remedy)
+            raise UserError("already exists", where=str(folder), remedy=remedy)
 
 
 def _remove_leftovers(target: Path, *, abandoned: float = math.inf) -> bool:
-    """Remove what killed programs left of a folder before a time; return True if one is writing it now."""
+    """Remove leftovers of killed programs from before this time; return True if a program is writing now."""
     name = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}\.partial")
     found = []
-    # The two folders in which `atomic_folder` may have created a temporary one.
+    # `atomic_folder` creates its temporary folder in one of these two.
     for parent in [each for each in (target, target.parent) if each.is_dir()]:
         for path in [each for each in parent.iterdir() if name.fullmatch(each.name) and each.is_dir()]:
             with suppress(FileNotFoundError):  # its writer has just finished
@@ -199,7 +199,7 @@ def write_json(target: Path, value: Any) -> None:
 
 
 def read_text(source: Path, *, remedy: str) -> str:
-    """Read a UTF-8 text file; the remedy says what to do if it is missing or not text."""
+    """Read a UTF-8 text file; the remedy is for a file that is missing or not text."""
     try:
         # From bytes, to keep lone carriage returns. Some editors write a byte-order mark at the start.
         return source.read_bytes().decode("utf-8-sig")
@@ -226,7 +226,7 @@ def read_json(source: Path, *, remedy: str) -> dict[str, Any]:
         # Not JSON, a number of thousands of digits, or endless nesting.
         raise UserError(f"is not valid JSON ({error})", where=str(source), remedy=remedy) from error
     if not isinstance(value, dict):
-        raise UserError("holds no JSON object", where=str(source), remedy=remedy)
+        raise UserError("is not a JSON object", where=str(source), remedy=remedy)
     return value
 
 
@@ -257,7 +257,7 @@ def compression_of(start: bytes) -> str:
 
 
 class _NamedReading(io.RawIOBase):
-    """A stream whose reading errors name the file."""
+    """A stream that names the file in reading errors."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
@@ -344,15 +344,15 @@ def _open_plain(path: Path) -> BinaryIO:
     if suffix := compression_of(file.peek(16)):
         file.close()
         remedy = f"give it a name that ends in {suffix}"
-        raise UserError("is compressed, but its name does not say so", where=str(path), remedy=remedy)
+        raise UserError("is compressed, but its name has another suffix", where=str(path), remedy=remedy)
     return file
 
 
 def _unreadable(path: Path, error: BaseException) -> UserError:
     if isinstance(error, OSError) and error.strerror:
         what = f"cannot be read ({error.strerror})"
-        return UserError(what, where=str(path), remedy="check its name and rights")
-    remedy = "fetch or pack it again, or give it the suffix that belongs to it"
+        return UserError(what, where=str(path), remedy="check its name and permissions")
+    remedy = "download or compress it again, or correct its suffix"
     return UserError(f"is not a whole {path.suffix} file ({error})", where=str(path), remedy=remedy)
 
 
@@ -384,7 +384,7 @@ def reporting_write_errors(target: Path, *, hidden: Path | None = None) -> Itera
         if not _is_about(error, target):
             raise
         reason = error.strerror or str(error)
-        remedy = "choose a place that can be written"
+        remedy = "choose a writable place"
         raise UserError(f"cannot be written ({reason})", where=str(target), remedy=remedy) from error
 
 
@@ -415,13 +415,15 @@ def open_lock_file(file: Path) -> int:
         file.parent.mkdir(parents=True, exist_ok=True)
         return os.open(file, os.O_CREAT | os.O_RDWR)
     except OSError as error:
-        what, remedy = f"cannot be written ({error.strerror})", "choose a place that can be written"
+        what, remedy = f"cannot be written ({error.strerror})", "choose a writable place"
         raise UserError(what, where=str(file.parent), remedy=remedy) from error
 
 
 def lock_for_this_process(handle: int) -> None:
-    """Lock without waiting; raise OSError if another process holds the lock or the disk has no locks."""
-    # Unlike flock's, this lock is not inherited by forked processes: those that build batches may outlive a
+    """Lock without waiting; raise OSError if another process holds the lock or the disk does not support
+    locks.
+    """
+    # Unlike flock's, this lock is not inherited by forked processes: batch-building workers may outlive a
     # killed run by seconds, and running the same command again must not fail because of them.
     fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
@@ -450,7 +452,7 @@ def marked_in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool | None:
-    """True if a process has marked a file or folder; None if this disk has no locks."""
+    """True if a process has marked a file or folder; None if this disk does not support locks."""
     handle = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -464,9 +466,9 @@ def is_in_use(path: Path) -> bool | None:
 
 
 def lone_surrogate(text: str) -> str | None:
-    """Return a message with the offset of a text's first lone surrogate, or None if it has none.
+    """Return a message with the offset of a text's first lone surrogate, or None.
 
-    JSON and Python strings can contain such half of a pair, but UTF-8 files cannot.
+    JSON and Python strings can contain half of a surrogate pair, but UTF-8 files cannot.
     """
     try:
         text.encode()

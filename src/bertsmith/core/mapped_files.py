@@ -31,7 +31,7 @@ def cut_off() -> UserError | None:
     for file, size in _SIZES.items():
         if file.is_file() and (now := file.stat().st_size) < size:
             what = f"was cut off while it was read: it has {now} bytes instead of {size}"
-            return UserError(what, where=str(file), remedy="restore it, then give the command again")
+            return UserError(what, where=str(file), remedy="restore it, then run the command again")
     return None
 
 

@@ -14,20 +14,20 @@ Unit = Literal["nats", "bits", "fraction", "number"]
 FIXED_PREFIX = "fixed_"
 """Prefix of the names of metrics in the fixed evaluation."""
 MAX_EXPONENT = 700.0
-"""In nats; the exponential of more is no float."""
+"""Maximum mean loss in nats; the exponential of more does not fit into a float."""
 
 
 class Field(NamedTuple):
     """A tensor of a batch besides its packed tokens."""
 
     name: str
-    """Ends in what it has a value of: _T (token), _S (sequence) or _P (predicted token)."""
+    """Name; its ending is the unit with a value: _T (token), _S (sequence) or _P (predicted token)."""
     make: Callable[[Any], Any]
     """Function that returns the values for a step's sequences (`data.collate.Collated`)."""
     counted: str = ""
     """Name of the count that is the sum of the field; empty: none."""
     filler: float = 0
-    """Value at tokens, sequences and predictions that only fill the shape."""
+    """Value at filler tokens, sequences and predictions."""
     is_row: bool = False
     """True if the values are rows, which are counted from the start of each micro-batch."""
 
@@ -109,7 +109,7 @@ def mean_loss(name: str, over: str, **shown: Any) -> Metric:
 
 
 def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[Metric, Metric]:
-    """Return two metrics: the accuracy of yes-or-no answers, and that of always giving the commoner one."""
+    """Return two metrics: the accuracy of yes-or-no answers, and that of a constant, more frequent answer."""
     accuracy, level = f"{name}_accuracy", f"{name}_majority"
 
     def majority(totals: Totals) -> float | None:
@@ -119,7 +119,7 @@ def answers(name: str, ones: str, over: str, *, short: str, what: str) -> tuple[
     panel, right = f"{what}: guessed right", mean(f"{name}_hits", over)
     return (
         Metric(accuracy, of=right, short=short, panel=panel, level=level),
-        Metric(level, of=majority, title=f"{name} accuracy of always giving the commoner answer"),
+        Metric(level, of=majority, title=f"{name} accuracy of always giving the more frequent answer"),
     )
 
 
@@ -130,7 +130,7 @@ def _whole(total: str) -> Value:
 LOSS = Metric("loss", unit="nats", larger_is_better=False, short="loss")
 SEQUENCES = Metric("sequences", of=_whole("sequences"), unit="number", fixed=True)
 CANDIDATES = Metric("candidates", of=_whole("candidates"), unit="number", short="candidates")
-"""Rows that a held-out evaluation compares with each other; values for other numbers do not compare."""
+"""Rows that a held-out evaluation compares with each other; values for other numbers are not comparable."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Declaration:
     """True if the loss compares the rows of a whole step (`training.step_losses`)."""
 
     def __add__(self, part: "Declaration") -> "Declaration":
-        """Return this declaration combined with that of another part."""
+        """Combine this declaration with another part's."""
         own = (self.terms + part.terms, self.counted + part.counted, self.metrics + part.metrics)
         fields = tuple(dict.fromkeys(self.fields + part.fields))
         over = self.over_the_step or part.over_the_step
@@ -159,12 +159,12 @@ class Declaration:
 
     @property
     def counts(self) -> tuple[str, ...]:
-        """Return the names of the loss's divisors, in the order in which a step passes them."""
+        """Return the names of the loss's divisors, in the order that a step passes them."""
         return tuple(dict.fromkeys(each.over for each in self.terms))
 
     @property
     def sums(self) -> tuple[str, ...]:
-        """Return the names of the sums over a micro-batch, in the order in which a step returns them."""
+        """Return the names of the sums over a micro-batch, in the order that a step returns them."""
         return (*(each.sum for each in self.terms), *self.counted)
 
     @property
@@ -193,7 +193,9 @@ class Declaration:
 
     @property
     def deciding(self) -> Metric:
-        """Return the metric that decides between runs: the watched one, of the fixed evaluation if there."""
+        """Return the metric that decides between runs: the watched one, from the fixed evaluation if it has
+        one.
+        """
         return self.fixed.get(FIXED_PREFIX + self.watched, self.own[self.watched])
 
     @property

@@ -142,11 +142,11 @@ class _Worker:
         except (EOFError, OSError) as error:
             self._process.join()
             if self._process.exitcode == FAULT:
-                raise UserError("a worker process failed", remedy="its own message stands above") from error
+                raise UserError("a worker process failed", remedy="see its own message above") from error
             raise UserError("a worker process died", remedy=FEWER_WORKERS) from error
 
     def end(self) -> None:
-        """End the process at once: it has no state that could be lost."""
+        """End the process at once: it has nothing to save."""
         self._process.kill()
         self._process.join()
         atexit.unregister(self.end)

@@ -32,7 +32,7 @@ def stream(seed: int, *parts: int | str) -> np.random.Generator:
 
 def sub_keys(key: int, numbers: NDArray[np.integer]) -> Words:
     """Return one key for each number (a document, an example) under a key."""
-    # The constant keeps the counters of sub-keys apart from those of draws under the same key.
+    # The constant separates the counters of sub-keys from those of draws under the same key.
     return bits(np.uint64(key), numbers.astype(np.uint64) ^ np.uint64(0x5851F42D4C957F2D))
 
 

@@ -153,8 +153,8 @@ def build_store(
         dropped = {reason: count for reason, count in sorted(counts.dropped.items()) if count}
         if not writer.documents:
             reasons = ", ".join(f"{reason} {count}" for reason, count in dropped.items())
-            remedy = f"all documents were dropped: {reasons}" if reasons else "the sources hold no text"
-            raise UserError("nothing is left to store", where=", ".join(sources), remedy=remedy)
+            remedy = f"all documents were dropped: {reasons}" if reasons else "the sources contain no text"
+            raise UserError("there is nothing to store", where=", ".join(sources), remedy=remedy)
         # Nothing that depends on the machine, so that the manifest is the same wherever the store is made.
         task_files = resources.task_texts.files if resources.task_texts else ()
         summary: dict[str, Any] = {
@@ -235,7 +235,7 @@ def _check_disk(files: Sequence[Path], out: Path) -> None:
 
 
 def prepare_block(block: readers.Block, state: PipelineState) -> PreparedBlock:
-    """Return the documents of a block as tokens, without those dropped on their own account."""
+    """Return the documents of a block as tokens, without those that are dropped by themselves."""
     dropped: Counter[str] = Counter()
     kept: list[readers.Document] = []
     for document in readers.documents_of(block):

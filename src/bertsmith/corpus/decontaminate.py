@@ -1,4 +1,4 @@
-"""Decontamination: find the texts of a task in a corpus, so that no model is trained on its test data.
+"""Decontamination: find the texts of a task in a corpus, so that models are not trained on its test data.
 
 Brown et al. 2020 (appendix C) did this for GPT-3: texts are compared as runs of 13 words, in lower case and
 without punctuation. A text of 8 to 12 words must occur whole; shorter texts occur by chance and are ignored.
@@ -65,7 +65,7 @@ class TaskTexts:
         return cls(files, tuple(found.texts), file_of_text, runs, _Prefixes.of(prefixes))
 
     def match(self, text: str) -> str | None:
-        """Return the name of the task file whose text occurs first in this text, or None."""
+        """Return the name of the first task file with a text that occurs in this text, or None."""
         words = words_of(text)
         for index in self.prefixes.indices(words.hashes):
             for length, runs in self.runs.items():
@@ -139,7 +139,7 @@ class _Found:
         self.prefixes: list[Hashes] = []
 
     def add(self, path: Path) -> TaskFile:
-        """Gather the texts of a file, and count those that were long enough."""
+        """Gather the texts of a file, and count the ones that are long enough."""
         strings = [" ".join(string.split("\n")) for string in task_strings(path)]
         before = len(self.texts)
         for start in range(0, len(strings), _TEXTS_AT_ONCE):
@@ -237,7 +237,7 @@ def _quoted_cells(text: str, where: str) -> Iterator[str]:
         for row in rows:
             yield from row
     except csv.Error as error:
-        remedy = "mend the line, or save the table as TSV"
+        remedy = "correct the line, or save the table as TSV"
         raise UserError(f"is not CSV ({error})", where=f"{where}:{rows.line_num}", remedy=remedy) from error
 
 
@@ -250,7 +250,7 @@ def _json_strings(text: str, where: str) -> Iterator[str]:
             value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, start) + 1
-            what, remedy = f"is not valid JSON ({error})", "mend the file or leave it out"
+            what, remedy = f"is not valid JSON ({error})", "correct the file or remove it"
             raise UserError(what, where=f"{where}:{line}", remedy=remedy) from error
         # The leaves of the value from left to right, with a stack of values still to open.
         waiting: list[Any] = [value]

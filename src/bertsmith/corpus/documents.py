@@ -19,7 +19,7 @@ Layout = Literal["text", "jsonl", "parquet", "wiki"]
 EncodingErrors = Literal["strict", "replace"]
 SEGMENTED = 1 << 12  # maximum characters passed to the sentence splitter at once
 # Languages with rules in sentencex 1.0 (one file each in its src/languages). For others it uses the rules of
-# a related language, or of English if it has none.
+# a related language, or else of English.
 _WITH_RULES = re.compile(
     "am|ar|bg|bn|ca|da|de|el|en|es|fi|fr|gu|hi|hy|it|ja|kk|kn|ml|mr|my|nl|pa|pl|pt|ru|sk|ta|te|uk"
 )
@@ -116,9 +116,9 @@ def _wiki_texts(block: Block) -> Iterator[tuple[str, int]]:
         elif page:
             page.add(line)
         elif line:
-            remedy = "say `format=text` if this is no output of WikiExtractor"
+            remedy = "use `format=text` if WikiExtractor did not write this"
             raise UserError(
-                "stands outside <doc ...> and </doc>", where=f"{block.source}:{number}", remedy=remedy
+                "is outside <doc ...> and </doc>", where=f"{block.source}:{number}", remedy=remedy
             )
     if page and page.lines:
         yield "\n".join(page.lines), page.first_line
@@ -158,16 +158,16 @@ def _field_of(line: str, reading: Reading, where: str) -> str:
     except (ValueError, RecursionError) as error:
         raise UserError(f"is not valid JSON ({error})", where=where, remedy=_ONE_OBJECT_A_LINE) from error
     if not isinstance(record, dict):
-        raise UserError("holds no JSON object", where=where, remedy=_ONE_OBJECT_A_LINE)
+        raise UserError("is not a JSON object", where=where, remedy=_ONE_OBJECT_A_LINE)
     if reading.field not in record:
-        remedy = f"choose one of its fields with `text`: {', '.join(record) or 'it has none'}"
-        raise UserError(f"has no field {reading.field!r}", where=where, remedy=remedy)
+        remedy = f"choose one of its fields with `text`: {', '.join(record) or 'it is empty'}"
+        raise UserError(f"lacks the field {reading.field!r}", where=where, remedy=remedy)
     value = record[reading.field]
-    if value is None:  # a record without text, common in exported tables
+    if value is None:  # the record has no text: common in exported tables
         return ""
     if not isinstance(value, str):
         raise UserError(
-            f"field {reading.field!r} is no text", where=where, remedy="choose another with `text`"
+            f"field {reading.field!r} is not text", where=where, remedy="choose another with `text`"
         )
     if fault := lone_surrogate(value):
         if reading.errors == "strict":
@@ -212,11 +212,11 @@ def _decoded(block: Block) -> str:
 
 
 _TEXTS = {"text": _plain_texts, "jsonl": _jsonl_texts, "parquet": _parquet_texts, "wiki": _wiki_texts}
-_REPLACE = "say `encoding_errors=replace`"
-_ONE_OBJECT_A_LINE = 'write one object a line: {"text": "..."}, or say `format=text` if it is prose'
+_REPLACE = "use `encoding_errors=replace`"
+_ONE_OBJECT_A_LINE = 'write one object per line: {"text": "..."}, or use `format=text` if it is prose'
 
 
-# ---- sentences, by sentencex: it knows the abbreviations of many languages and loses no character
+# ---- sentences, by sentencex: it supports the abbreviations of many languages and loses no character
 
 
 def spaced_sentences(line: str, *, language: str = "en") -> list[str]:
@@ -252,7 +252,7 @@ def check_language(language: str) -> str:
     # sentencex accepts any word as a language.
     if not re.fullmatch(r"[a-z]{2,3}(-[a-z0-9]+)*", language):
         remedy = "write the two or three letters of ISO 639: en, de, zh"
-        raise UserError(f"{language!r} is no language code", key="language", remedy=remedy)
+        raise UserError(f"{language!r} is not a language code", key="language", remedy=remedy)
     return language
 
 

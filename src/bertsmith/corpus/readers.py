@@ -69,7 +69,9 @@ _ROWS_AT_ONCE = 256  # rows per batch: some hundred kilobytes of prose
 def find_sources(paths: Sequence[str]) -> list[Path]:
     """Return the files that the paths name: files, folders, glob patterns, "-" for standard input."""
     if not paths:
-        raise UserError("no text was named", remedy="name files, folders, patterns, or - for standard input")
+        raise UserError(
+            "missing input texts", remedy="name files, folders, patterns, or - for standard input"
+        )
     sources = []
     for path in paths:
         source = Path(path).expanduser()
@@ -77,15 +79,15 @@ def find_sources(paths: Sequence[str]) -> list[Path]:
             sources.append(source)
             continue
         if source.is_dir():
-            found, what = _below(source), "is a folder without text that can be known by its name"
+            found, what = _below(source), "is a folder without text files"
         else:
-            what = "no such file, and nothing matches it as a pattern"
+            what = "does not exist, and does not match any file as a pattern"
             # Not Path.glob, which rejects absolute patterns and finds hidden files.
             matches = map(Path, glob.glob(str(source), recursive=True))  # noqa: PTH207
             found = {file for match in matches for file in (_below(match) if match.is_dir() else [match])}
         if not found:
             remedy = (
-                f"name the files themselves; folders are searched for {' '.join(_LAYOUTS)}, packed or not"
+                f"name the files themselves; folders are searched for {' '.join(_LAYOUTS)}, compressed or not"
             )
             raise UserError(what, where=path, remedy=remedy)
         sources += sorted(found)
@@ -98,11 +100,11 @@ def size_on_disk(sources: Sequence[Path]) -> int:
 
 
 def _below(folder: Path) -> set[Path]:
-    """Return the files below a folder whose names indicate text, without hidden ones."""
+    """Return the visible files below a folder with names that indicate text."""
 
     def raise_unreadable(error: OSError) -> None:
         what = f"cannot be read ({error.strerror})"
-        raise UserError(what, where=str(error.filename), remedy="check its rights") from error
+        raise UserError(what, where=str(error.filename), remedy="check its permissions") from error
 
     found = set()
     for parent, folders, names in os.walk(folder, onerror=raise_unreadable):
@@ -136,7 +138,7 @@ def read_blocks(
         )
         if layout == "parquet":
             if source == STANDARD_INPUT or source.suffix.lower() in COMPRESSED_SUFFIXES:
-                what = "Parquet is read from its end, which needs a plain file"
+                what = "Parquet is read from its end, which requires a regular file"
                 raise UserError(what, where=str(source), remedy="unpack it into a file first")
             yield from parquet_blocks(source, Reading(layout, field, errors), block_bytes=block_bytes)
             continue
@@ -169,7 +171,7 @@ def _started(file: BinaryIO, source: str, block_bytes: int) -> Stream:
     elif start.startswith((b"\xff\xfe", b"\xfe\xff")):
         what, remedy = "is UTF-16 text", "convert it: iconv -f UTF-16 -t UTF-8"
     elif start.startswith(b"PAR1"):
-        what, remedy = "is a Parquet file", "say `format=parquet`"
+        what, remedy = "is a Parquet file", "use `format=parquet`"
     if what:
         raise UserError(what, where=name, remedy=remedy)
     mark = len(_BYTE_ORDER_MARK) if start.startswith(_BYTE_ORDER_MARK) else 0
@@ -202,7 +204,7 @@ def _end_of_block(stream: Stream, held: bytearray, layout: Layout, block_bytes: 
     while not (border := _BORDERS[layout].search(held, block_bytes)):
         if len(held) > block_bytes + limit:
             if layout != "text":
-                what = f"has no end of a record within {RECORD_BYTES >> 20} MiB"
+                what = f"has a record longer than {RECORD_BYTES >> 20} MiB"
                 raise UserError(
                     what, where=stream.source, remedy="check the file, or choose another `format`"
                 )
@@ -251,9 +253,11 @@ def text_batches(file: Any, path: Path, column: str) -> Iterator[list[bytes]]:
     names = file.schema_arrow.names
     if column not in names:
         remedy = f"choose one of its columns with `text`: {', '.join(names)}"
-        raise UserError(f"has no column {column!r}", where=str(path), remedy=remedy)
+        raise UserError(f"lacks the column {column!r}", where=str(path), remedy=remedy)
     if not _holds_text(file.schema_arrow.field(column).type):
-        raise UserError(f"column {column!r} is no text", where=str(path), remedy="choose another with `text`")
+        raise UserError(
+            f"column {column!r} is not text", where=str(path), remedy="choose another with `text`"
+        )
     # As bytes: the caller decodes the text, and reports the row of invalid UTF-8.
     for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE, columns=[column]):
         yield [text or b"" for text in batch.column(0).cast(large_binary()).to_pylist()]
@@ -273,7 +277,9 @@ def _opened(path: Path) -> Iterator[Any]:
             yield file
     except (ArrowException, OSError, ValueError) as error:
         what = f"is not a whole Parquet file ({error})"
-        raise UserError(what, where=str(path), remedy="fetch it again, or choose another `format`") from error
+        raise UserError(
+            what, where=str(path), remedy="download it again, or choose another `format`"
+        ) from error
 
 
 def _holds_text(kind: Any) -> bool:

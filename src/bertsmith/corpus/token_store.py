@@ -3,7 +3,7 @@
 manifest.json            contents of the store, its settings, and the sha256 of every other file
 tokenizer/               the tokenizer that made the ids
 shard-00000.tokens ...   token ids, little-endian; every shard but the last has `shard_tokens` of them
-shard-00000.units  ...   only with a lexicon: one byte per token, 2 * kind where a unit begins, + 1 inside it
+shard-00000.units  ...   only with a lexicon: per token one byte, 2 * kind of its unit, + 1 inside the unit
 sentence_starts.npy      the first token of each sentence, and the end of the last sentence
 document_starts.npy      the first sentence of each document, and the end of the last document
 token_counts.npy         number of occurrences of each id
@@ -81,14 +81,14 @@ def shard_name(number: int) -> str:
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of a store; raise if it is not a store or has another version."""
     if not (folder / MANIFEST).is_file():
-        what = "holds no token store" if folder.is_dir() else "is no folder"
+        what = "is not a token store" if folder.is_dir() else "is not a folder"
         remedy = "give the folder that `bertsmith corpus ... --out FOLDER` wrote"
         raise UserError(what, where=str(folder), remedy=remedy)
     values = read_json(folder / MANIFEST, remedy=MAKE_ANEW)
     if values.get("format") != FORMAT:
         raise UserError("is not the manifest of a token store", where=str(folder / MANIFEST))
     if values.get("version") != VERSION:
-        what = f"is a store of format version {values.get('version')!r}, and this program reads {VERSION}"
+        what = f"is a store of format version {values.get('version')!r}, but this program reads {VERSION}"
         raise UserError(what, where=str(folder), remedy=MAKE_ANEW)
     try:
         return Manifest.model_validate(values)
@@ -119,7 +119,7 @@ class TokenStore:
         self.tokenizer_hash = manifest.tokenizer
         self.has_units = bool(manifest.units)
         self._tokenizer: Tokenizer | None = None
-        # The manifest has the sha256 of every other file, so its own hash stands for the whole store.
+        # The manifest has the sha256 of every other file, so its own hash identifies the whole store.
         self.hash = hashlib.sha256((folder / MANIFEST).read_bytes()).hexdigest()
         # Check sizes only: reading a hundred gigabytes at every start would take longer than many runs.
         _check_files(folder, manifest)
@@ -147,7 +147,7 @@ class TokenStore:
         """Return the unit codes of the tokens of these spans."""
         if not self.has_units:
             remedy = "make the store with `bertsmith corpus ... --lexicon FILE`"
-            raise UserError("holds no phrases or entities", where=str(self.folder), remedy=remedy)
+            raise UserError("was made without phrases and entities", where=str(self.folder), remedy=remedy)
         return self._gather(self._units, starts, lengths=lengths).astype(np.uint8, copy=False)
 
     def tokenizer(self) -> Tokenizer:
@@ -167,7 +167,7 @@ class TokenStore:
             with progress_bar("checking the store", sum(it.bytes for it in entries.values())) as advance:
                 for path, entry, found in zip(paths, entries.values(), sums, strict=True):
                     if found != entry.sha256:
-                        what = "is not as it was written (its sha256 differs)"
+                        what = "has changed since it was written (its sha256 differs)"
                         raise UserError(what, where=str(path), remedy=MAKE_ANEW)
                     advance(entry.bytes)
         finally:
@@ -184,7 +184,7 @@ class TokenStore:
         indices = ranges(np.asarray(starts, np.int64), np.asarray(lengths, np.int64))
         first, last = (int(indices.min()), int(indices.max())) if indices.size else (0, 0)
         if first < 0 or last >= self.tokens:
-            raise IndexError(f"a span reaches outside the {self.tokens} tokens of the store")
+            raise IndexError(f"a span exceeds the {self.tokens} tokens of the store")
         size = self.manifest.shard_tokens
         if first // size == last // size:  # nearly always: one shard holds 64 million tokens
             return shards[first // size][indices - first // size * size]

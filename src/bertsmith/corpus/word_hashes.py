@@ -40,9 +40,9 @@ _CHARACTERS_PER_WORD = {_SPACED: 1, _IDEOGRAPH: 2, _SOUTH_EAST: 5}
 Codes = NDArray[np.uint8] | NDArray[np.uint32]
 OTHER, SPACE, LETTER, DIGIT, PUNCTUATION, SYMBOL = range(6)
 _CLASSES = {"L": LETTER, "M": LETTER, "N": DIGIT, "P": PUNCTUATION, "S": SYMBOL, "Z": SPACE}
-LOOKED_UP = 0x20000  # the two planes above have ideographs only; higher planes have no text
+LOOKED_UP = 0x20000  # the two planes above contain only ideographs; higher planes do not contain text
 _LAST_SPACE = 0x3000
-# They accompany emoji and ideographs, or draw a key around a digit, and are not letters of their own.
+# They accompany emoji and ideographs, or draw a key around a digit; they are not letters.
 _DECORATIONS = (slice(0xFE00, 0xFE10), slice(0x20DD, 0x20F1))
 
 

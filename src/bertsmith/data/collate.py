@@ -36,7 +36,7 @@ class PretrainingBatch:
 
     inputs: PackedBatch
     end_1: Tensor
-    """Row after the last token of the last example, where filler begins."""
+    """Row after the last token of the last example: filler begins at this row."""
     fields: Mapping[str, Tensor]
 
     def __getitem__(self, name: str) -> Tensor:
@@ -65,7 +65,7 @@ class PretrainingBatch:
         return (*(tuple(tensor.shape) for tensor in self.tensors()), (self.inputs.layout.longest,))
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of the batch by name, without optional ones that are None."""
+        """Return the tensors of the batch by name, omitting optional ones that are None."""
         inputs = self.inputs
         found = {
             **{f"{each}_T": getattr(inputs, f"{each}_T") for each in OF_TOKENS},
@@ -193,7 +193,7 @@ class PackedSequences:
 
 @dataclass(frozen=True, slots=True)
 class Collated:
-    """The sequences of a step as the model sees them, and what the fields of its batches are made from."""
+    """The sequences of a step as the model sees them, and the sources of its batches' fields."""
 
     examples: StepExamples
     sequences: PackedSequences
@@ -232,7 +232,7 @@ def _draws(step: Collated) -> Numbers:
 
 
 WORD_FIELDS = (
-    # The encoder's views say which rows predict the tokens of these rows.
+    # The encoder's views define which rows predict the tokens of these rows.
     Field("masked_rows_P", _rows, is_row=True),
     Field("masked_ids_P", _ids),
     Field("masked_weights_P", _weights, "masked"),
@@ -254,12 +254,12 @@ class Collator:
 
     index: StageIndex
     masker: Masker | None
-    """None for objectives that mask nothing."""
+    """None for objectives without masks."""
     predicts: bool = True
-    """True if tokens are predicted: masked ones, or without a masker all that have a neighbour."""
+    """True if tokens are predicted: masked ones, or without a masker all with a neighbour."""
 
     def collate(self, examples: StepExamples, *, progress: float, rate: float | None = None) -> Collated:
-        """Return the sequences of these examples as the model sees them, with what is predicted of them."""
+        """Return the sequences of these examples as the model sees them, with their predicted tokens."""
         sequences, text = self.lay_out(examples)
         rows_P = ids_P = indices_P = np.zeros(0, np.int64)
         if self.masker is not None:
@@ -283,7 +283,7 @@ class Collator:
         if self.masker is not None and stored_units(self.masker.masking):
             codes_X = store.gather_units(spans.starts_N, spans.lengths_N)
             # If truncation has cut the unit at a span's end, the unit continues in the token after the span.
-            # The store's last token has no token after it.
+            # After the store's last token there is nothing.
             behind_N = spans.starts_N + spans.lengths_N
             exists_N = (behind_N < store.tokens).astype(np.int64)
             next_codes_N = np.zeros(len(behind_N), np.uint8)
@@ -378,7 +378,7 @@ def micro_batches(
             positions_T=_filled(sequences.positions_T[rows], np.arange(filler) % shape.length),
             layout=Layout(torch.from_numpy(starts_S1.astype(np.int32)), shape.longest),
         )
-        # Predicted tokens are in the order of their rows, so those of a micro-batch are contiguous.
+        # Predicted tokens are in the order of their rows, so a micro-batch's are contiguous.
         predicted = slice(*np.searchsorted(step.rows_P, [begin, end]).tolist())
         count = predicted.stop - predicted.start
         unused = _rounded_up(max(count, 1), shape.multiples.predicted) - count

@@ -61,8 +61,8 @@ class StepBatches:
         return replace(self, micros=tuple(micro.pin_memory() for micro in self.micros))
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
-        # One tensor for all: a loader worker sends every tensor through a file of its own, and file handles
-        # run out. As bytes: ids, offsets and weights have different types, and each must arrive unchanged.
+        # One tensor for all: a loader worker sends each tensor through a separate file, and file handles run
+        # out. As bytes: ids, offsets and weights have different types, and each must arrive unchanged.
         parts: list[Tensor] = []
         types: list[dict[str, tuple[torch.dtype, int]]] = []
         for micro in self.micros:
@@ -99,7 +99,7 @@ class PretrainingDataset(Dataset[StepBatches]):
     def __post_init__(self) -> None:
         if stored_units(self.recipe.masking) and not self.opened_store.has_units:
             remedy = "make the store with `bertsmith corpus --lexicon FILE`"
-            what = "knows no phrases or entities, which the recipe's masking asks for"
+            what = "was made without phrases and entities, which the recipe's masking requires"
             raise UserError(what, where=str(self.opened_store.folder), remedy=remedy)
         assert self._vocabulary  # read here once, not in every worker
 
@@ -158,8 +158,8 @@ class PretrainingDataset(Dataset[StepBatches]):
         is_masked = self.predicts and self.recipe.examples.masks_tokens
         masked = None
         if is_masked and not tokenizer.has_mask:
-            remedy = "set examples.objective to left-to-right, or take a vocabulary with a mask"
-            raise UserError("this tokenizer has no mask_token", where=tokenizer.spec.where, remedy=remedy)
+            remedy = "set examples.objective to left-to-right, or use a vocabulary with a mask"
+            raise UserError("this tokenizer lacks a mask_token", where=tokenizer.spec.where, remedy=remedy)
         if is_masked:
             masked = read_vocabulary(tokenizer, self.recipe.masking, self.opened_store.token_counts)
         return _Vocabulary(read_templates(tokenizer), tokenizer.pad_id, masked)
@@ -213,7 +213,7 @@ def reporting_dead_workers() -> Iterator[None]:
             raise
         if (cut := cut_off()) is not None:
             raise cut from error
-        remedy = "take fewer (`run.loader_workers=1`) if memory ran out; the same command resumes"
+        remedy = "use fewer (`run.loader_workers=1`) if memory ran out; the same command resumes"
         what = f"a loader worker died ({str(error).split(') ', 1)[-1].splitlines()[0].strip(' .')})"
         raise UserError(what, key="run.loader_workers", remedy=remedy) from error
 
@@ -249,7 +249,8 @@ def load_steps(
                 raise step
             yield step
     finally:
-        # torch ends its workers when the last reference is gone, but on a GPU they were seen to live longer.
+        # torch ends its workers when the last reference is deleted, but on a GPU they were seen to live
+        # longer.
         getattr(ready, "_shutdown_workers", lambda: None)()
 
 

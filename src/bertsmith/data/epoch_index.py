@@ -59,7 +59,9 @@ def split_documents(split: Split, *, count: int, held_out_fraction: float) -> ND
     documents = np.flatnonzero(held_out if split == "held-out" else ~held_out)
     if not len(documents):
         remedy = "make a store of at least two documents: an empty line divides them"
-        raise UserError("the store's only document is trained on and none is left to hold out", remedy=remedy)
+        raise UserError(
+            "the store's only document is used for training, so there is nothing to hold out", remedy=remedy
+        )
     return documents
 
 
@@ -204,7 +206,7 @@ def cut_steps(lengths: Numbers, batch: BatchSection, *, steps_before: int = 0) -
 
 
 INDEX_FORMAT = 1
-"""Part of an index's name. Raise it when the same settings come to mean other examples."""
+"""Part of an index's name. Increase it when the same settings define different examples."""
 
 EPOCHS_KEPT = 4
 """Indexes kept on disk. One is in use, or two while workers cross from one epoch to the next."""
@@ -218,7 +220,7 @@ _NAMES_IN_DIGEST = {
 
 _INDEX_ARRAYS = tuple(each.name for each in fields(ExampleIndex))
 _ARRAYS = (*_INDEX_ARRAYS, "order", "step_starts")
-_DELETE = "delete it: it will be made again"
+_DELETE = "delete it: it will be rebuilt"
 CHECKSUMS = "sha256"
 
 
@@ -282,7 +284,7 @@ class StageIndex:
                 self._read_or_make(len(self._steps))
             steps = read_json(summary, remedy=_DELETE).get("steps")
             if not isinstance(steps, int) or steps < 1:
-                what = "does not say how many steps the epoch has"
+                what = "does not contain the number of steps of the epoch"
                 raise UserError(what, where=str(summary), remedy=_DELETE)
             self._steps.append(steps)
         return self._steps[epoch]
@@ -317,7 +319,7 @@ class StageIndex:
         for name, checksum in known.items():
             file = self._epoch_folder(number) / f"{name}.npy"
             if file.is_file() and sha256_of(file) != checksum:
-                what = f"{file.name} is damaged: its checksum is another"
+                what = f"{file.name} is damaged: its checksum differs"
                 raise UserError(what, where=str(file.parent), remedy=_DELETE)
 
     def _make(self, number: int) -> None:
@@ -328,7 +330,7 @@ class StageIndex:
             batch, length = self.source.recipe.batch, self.source.stage.length
             size = f"batch.{batch.by} = {batch.sequences if batch.by == 'sequences' else batch.tokens}"
             found = counted(len(epoch.examples), "example")
-            what = f"gives {found} of at most {length} tokens, not enough for {size}"
+            what = f"yields {found} of at most {length} tokens, not enough for {size}"
             remedy = "add text, or make steps smaller"
             raise UserError(what, where=str(self.source.store.folder), remedy=remedy)
         with atomic_folder(self._epoch_folder(number)) as temporary:

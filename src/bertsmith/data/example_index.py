@@ -286,7 +286,7 @@ class SplitText:
     """The text of a split as one stretch; maps parts of it to the documents that contain them."""
 
     def __init__(self, sentences: Sentences) -> None:
-        # Documents of a split are not contiguous in the store: documents of the other split lie between them.
+        # Documents of a split are not contiguous in the store: documents of the other split are between them.
         starts, documents = sentences.document_starts, sentences.documents
         self._begin = sentences.sentence_starts[starts[documents]]
         self._length = sentences.sentence_starts[starts[documents + 1]] - self._begin
@@ -358,7 +358,7 @@ def truncated_spans(examples: ExampleIndex, *, capacity: int, keys_S: Words) -> 
 
 def _lost_in_front(keys_S: Words, lost_S: Numbers, *, segment: int) -> Numbers:
     """Count the tokens lost at the front of each segment: one random bit decides each loss."""
-    # Bits come in words of 64, and a sequence takes as many words as its losses need. Unneeded bits of the
+    # Bits come in words of 64, and a sequence uses as many words as its losses require. Unneeded bits of the
     # last word are shifted out before the ones are counted.
     words_S = -(-lost_S // 64)
     row, word = np.repeat(np.arange(len(lost_S)), words_S), ranges(np.zeros_like(words_S), words_S)

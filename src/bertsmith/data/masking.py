@@ -48,7 +48,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class UnitMarks:
-    """Flags of the tokens that start a unit, and of the starts whose unit must not be chosen."""
+    """Flags of the tokens that start a unit, and of the starts of units that must not be chosen."""
 
     starts_X: Flags
     barred_X: Flags
@@ -167,7 +167,7 @@ def choose_runs(units: Units, budgets_S: Numbers, *, max_run_S: Numbers) -> Flag
         order_SK = table.random_order(ranks)
         runs_KRS = np.stack([np.take_along_axis(runs_SG, order_SK, axis=1) for runs_SG in runs_RSG]).T
         runs_KRS = np.ascontiguousarray(runs_KRS.transpose(0, 2, 1))
-        # Units covered by the chosen runs: a flat table whose rows have a margin for runs past the end.
+        # Units covered by the chosen runs: a flat table; its rows have a margin for runs past the end.
         covered = np.zeros(count * (width + max_run), np.bool_)
         left_S = budgets_S.copy()
         for units_S, runs_RS in zip(order_SK.T, runs_KRS, strict=True):
@@ -220,7 +220,7 @@ class _Table:
 
     def random_order(self, ranks: int) -> Numbers:
         """Return the numbers of the first `ranks` units of each sequence, in random order."""
-        # Sort by a random number for each unit. Unlike a shuffle by swaps, this has no state between draws,
+        # Sort by a random number for each unit. Unlike a shuffle by swaps, this keeps nothing between draws,
         # so the order in one sequence does not depend on the other sequences.
         numbers_1G = self.numbers_1G.astype(np.uint64)
         if self.weights_SG is None:
@@ -248,7 +248,8 @@ class _Table:
     def run_sizes(self, max_run_S: Numbers) -> Numbers:
         """Return the sizes [R, S, G] of runs of 1 to R units; _TOO_LARGE beyond the sampled length."""
         max_run, width = int(max_run_S.max(initial=1)), self.width
-        # Counters other than those of `random_order`: a unit's rank and its run length must be independent.
+        # Counters different from those that `random_order` uses: a unit's rank and its run length must be
+        # independent.
         counters_1G = (self.numbers_1G + _RUN_DRAWS).astype(np.uint64)
         limits = np.cumsum(run_weights(max_run))[:-1]
         sampled_SG = 1 + np.searchsorted(limits, uniforms(self.keys_S[:, None], counters_1G), side="right")

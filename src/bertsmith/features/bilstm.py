@@ -126,7 +126,7 @@ class BiLstmScorer(Scorer):
         self.output.to(exact_outputs(words.dtype))
 
     def forward(self, inputs: PackedBatch, states: Sequence[Tensor] | None = None) -> Tensor:
-        """Return [T, C] for tags and spans, else [S, C]; `states` are those of its layers, if known."""
+        """Return [T, C] for tags and spans, else [S, C]; `states` are the states of its layers, if known."""
         if states is None:
             with nullcontext() if self.tunes else torch.no_grad():
                 every = self.network.encoder.hidden_states(inputs)
@@ -244,7 +244,7 @@ def _found_in_partner(states_TD: Tensor, parts: Layout) -> Tensor:
     partner_GND = padded_GND[partners_G]
     partner_real_GN = real_GN[partners_G]
     scores_GNN = _exact(padded_GND @ partner_GND.mT)
-    # Not -inf: a text without a partner has no score at all, and its padded partner's states are 0.
+    # Not -inf: a text without a partner has an empty softmax, and its padded partner's states are 0.
     lowest = torch.finfo(scores_GNN.dtype).min
     shares_GNN = scores_GNN.masked_fill(~partner_real_GN[:, None], lowest).softmax(-1)
     found_GND: Tensor = shares_GNN.to(partner_GND.dtype) @ partner_GND

@@ -84,11 +84,11 @@ def check_same_run(assignment: Assignment) -> None:
         if not folder.finished:
             return (
                 f"{OTHER_RUN}: the epochs decide the learning rates from the first step on; a run can be "
-                "lengthened once it is finished"
+                "lengthened when it is finished"
             )
         return (
             f"{OTHER_RUN}: a finished run without run.minutes can be lengthened where its last state was "
-            f"kept (run.keep_state); to train its model further, start from it: `model={assignment.out}` "
+            f"kept (run.keep_state); to continue, start from its model: `model={assignment.out}` "
             "`out=NEW` `run.epochs=MORE`"
         )
 
@@ -129,7 +129,7 @@ def hashes_of(splits: Mapping[str, Sequence[Example]]) -> dict[str, str]:
 
 
 def write_assignment(folder: RunFolder, assignment: Assignment, hashes: Mapping[str, str]) -> None:
-    """Write the assignment file, with which a run counts as begun."""
+    """Write the assignment file, which marks the run as begun."""
     folder.remove_partial_files()
     write_json(folder.config, {**assignment.to_json(), EXAMPLES: hashes})
 

@@ -105,7 +105,7 @@ def simple_baseline(
 def class_scores(
     evaluation: Evaluation, splits: Mapping[str, EncodedSplit]
 ) -> dict[str, dict[str, ClassScores]]:
-    """Return precision, recall and F1 of each class on each split; empty if the task has no classes."""
+    """Return precision, recall and F1 of each class on each split; empty for tasks without classes."""
     config, found = evaluation.config, {}
     for name, split in splits.items():
         predicted = PredictedSplit(split.examples, split.encoded, evaluation.predictions[name])
@@ -194,7 +194,7 @@ def tuned_threshold(questions: Sequence[Question], answers: Sequence[QuestionAns
     # Any number up to the next odds decides these questions alike; the middle is safest for others.
     above = min((each for each in odds.values() if each > least), default=least + 2 * MARGIN)
     middle = (least + above) / 2
-    return middle if middle < above else least  # neighbouring floats have no middle
+    return middle if middle < above else least  # between neighbouring floats there is no middle
 
 
 def threshold_trials(

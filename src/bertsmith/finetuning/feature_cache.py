@@ -1,8 +1,8 @@
 """States of a frozen encoder, computed once per split and cached on disk, so that steps skip the encoder.
 
 Each layer has one file, named by a hash of the encoder and the tokens: other choices of layers, other seeds
-and later runs reuse it. The vectors of a linear probe are one file, whose hash includes the head.
-Shapes: T tokens of a split, N items or words of it, D width.
+and later runs reuse it. The vectors of a linear probe are one file; its hash includes the head. Shapes: T
+tokens of a split, N items or words of it, D width.
 """
 
 import hashlib

@@ -1,8 +1,8 @@
 """The fine-tuning job: from a trained encoder and a task's files to a model for the task.
 
-`training/job.py` tells the story of a run. In this order, this file has what fine-tuning adds: the command
-and its result, the request that builds a job (set up in `finetuning_setup`, with
-the parts in `tuning_parts`), and the input of a step.
+`training/job.py` runs the loop. This file has, in this order, the additions of fine-tuning: the command and
+its result, the request that builds a job (set up in `finetuning_setup`, with the parts in `tuning_parts`),
+and the input of a step.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -52,7 +52,7 @@ from bertsmith.training.trainer import Progress, StepInput
 LOGGED_LINES = 200
 """Approximate number of lines of metrics in a run."""
 MAX_STEPS_BETWEEN_LINES = 10
-"""Applies to runs with run.minutes, whose number of steps is not known in advance."""
+"""Maximum steps between lines in runs with run.minutes: their number of steps is not known in advance."""
 SECONDS_BETWEEN_STATES = 300.0
 
 
@@ -76,13 +76,13 @@ class FinetuningResult:
     references: dict[str, dict[str, dict[str, float]]] = field(default_factory=dict)
     """Metrics of simpler models by name and split: the linear probe, TF-IDF, a dictionary."""
     classes: dict[str, dict[str, ClassScores]] = field(default_factory=dict)
-    """Precision, recall and F1 of each class on each split; empty if the task has no classes."""
+    """Precision, recall and F1 of each class on each split; empty for tasks without classes."""
     early_end: EarlyEnd | None = None
     """Early end of a trial that the stopping rule ended, else None."""
     layer_weights: dict[str, float] = field(default_factory=dict)
     """Learned weights of a weighted sum of frozen layers: the fraction of each, and the scale of all."""
     main_process: bool = True
-    """True if this process is the one that prints messages."""
+    """True in the process that prints messages."""
 
     @property
     def deciding(self) -> tuple[Metric, float] | None:
@@ -96,7 +96,7 @@ class FinetuningResult:
 def finetune(
     assignment: Assignment, callback: ProgressCallback, *, stopping: StoppingRule | None = None
 ) -> FinetuningResult:
-    """Fine-tune as the assignment says; resume an unfinished run in its folder, or report a finished one.
+    """Fine-tune by an assignment; resume an unfinished run in its folder, or report a finished one.
 
     With more epochs than before, a finished run continues. A stopping rule may end a run of one process.
     """
@@ -230,7 +230,7 @@ class FinetuningRequest:
     def _check_state(self, ends: "Ends") -> None:
         """Raise if a run cannot be lengthened because its last state is damaged."""
         if self.goes_on() and not ends.lengthened:
-            remedy = f"train its model further: `model={self.folder.path}` `out=NEW` `run.epochs=MORE`"
+            remedy = f"continue from its model: `model={self.folder.path}` `out=NEW` `run.epochs=MORE`"
             raise UserError("its last state is damaged", where=str(self.folder.checkpoints), remedy=remedy)
 
     def _report_splits(self, callback: ProgressCallback) -> None:

@@ -44,7 +44,7 @@ LINEAR_PROBE = "linear probe"
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A run whose training is complete, with its evaluation."""
+    """A run with completed training and its evaluation."""
 
     run: Run
     model: TaskModel
@@ -98,7 +98,7 @@ def references_of(
         references[LINEAR_PROBE] = {next(iter(found.metrics)): of_probe}
         if best_step == 0:
             notes.append(
-                "tuning did not improve on the linear probe, whose weights were kept: `quick` stops there"
+                "tuning did not improve on the linear probe, so the probe's weights were kept: use `quick`"
             )
     if simple and run.assignment.task.own:
         try:
@@ -150,7 +150,7 @@ def _write_model_folder(folder: RunFolder, finished: Finished, card: str) -> Non
             shape = lora_shape(finished.assignment.recipe.lora)
             write_adapter(fresh, scorer.network, finished.config.head_name, shape=shape, base=base)
         else:
-            # Under a BiLSTM the network has no head, and so no outputs to name.
+            # Under a BiLSTM the network lacks a head, so there are no outputs to name.
             keys = {} if mix else finished.config.kind.config_keys(finished.config.labels)
             write_model(fresh, Model(scorer.network, keys))
             defaults = model_folder(finished.assignment.model) / DEFAULTS_FILE
@@ -229,7 +229,7 @@ def model_card(finished: Finished, *, picture: bool) -> str:
     published = [line for split in finished.found.metrics for line in published_lines(config.task, split)]
     blocks = [facts_block(facts), table, *([facts_block(published)] if published else [])]
     blocks += [usage_block(_usage(finished)), *([[f"![Learning curve]({CURVES_FILE})"]] if picture else [])]
-    caveat = "The labels are those of the data, mistakes and prejudices included."
+    caveat = "The labels are the data's, mistakes and prejudices included."
     header = {
         "library_name": "bertsmith",
         "pipeline_tag": config.kind.pipeline_tag,
@@ -253,5 +253,5 @@ def _usage(finished: Finished) -> str:
 
 
 def _shown(name: str, value: float | None) -> str:
-    """Format a metric's value as in the terminal; empty if there is none."""
+    """Format a metric's value as in the terminal; empty if it is None."""
     return "" if value is None else metric_named(name).text(value)

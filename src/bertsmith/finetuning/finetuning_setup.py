@@ -62,7 +62,9 @@ from bertsmith.training.trainer import (
 )
 
 CPU_HALF_MULTIPLE = 32
-"""oneDNN compiles half-precision products for each shape: 10 % of a CPU step if all shapes differ."""
+"""Multiple of tokens on a CPU: oneDNN compiles half-precision products for each shape, 10 % of a step if all
+differ.
+"""
 MICRO_TOKENS = 16_384
 GPU_MICRO_TOKENS = (65_536, 32_768)
 """Tokens that keep a large GPU busy: launching a pass of BERT-Base takes 30 ms, however small it is."""
@@ -70,7 +72,7 @@ FORWARD_AND_BACKWARD = 3
 """Cost of a training token relative to an evaluated one: the backward pass takes twice as long."""
 MIN_MULTIPLE, MAX_MULTIPLE = 64, 512
 SIZES_OF_STEPS = 24
-"""A usual step has about this many multiples of tokens: few sizes to record, and little filler."""
+"""Approximate tokens of a usual step in multiples: few sizes to record, and little filler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,7 @@ def _set_up_here(assignment: Assignment, splits: TaskSplits, world: World, *, re
 def budget_of(
     batches: ShuffledBatches, recipe: FinetuningRecipe, evaluated_tokens: Sequence[int] = ()
 ) -> Epochs:
-    """Return the budget of a run that evaluates splits with so many tokens, the deciding one first."""
+    """Return the budget of a run that evaluates splits of these token counts, the deciding one first."""
     settings, steps = recipe.run, total_steps(batches, recipe)
     work = Work(
         one_step=FORWARD_AND_BACKWARD * len(batches.encoded.tokens_T) / batches.steps_per_epoch,
@@ -224,14 +226,12 @@ def budget_of(
 
 
 def solves_head(recipe: FinetuningRecipe, config: TaskConfig, *, kept: bool) -> bool:
-    """Return True if the head begins as the optimal linear head on the encoder."""
+    """True if the head begins as the optimal linear head on the encoder."""
     asked = recipe.head.weights == "solved"
     if config.kind.linear_problem is None:
         if asked:
-            what = (
-                f"the scores of a {config.kind.name} head compete with each other: it has no linear optimum"
-            )
-            raise UserError(what, key="head.weights", remedy="leave it at fresh")
+            what = f"the scores of a {config.kind.name} head compete: a linear optimum does not exist"
+            raise UserError(what, key="head.weights", remedy="keep it at fresh")
         return False
     if recipe.head.encoder == "frozen-linear":
         return not recipe.distill.teachers
@@ -299,7 +299,7 @@ def micro_tokens(network: Network, encoded: EncodedSet, recipe: FinetuningRecipe
         precision=choose_precision(recipe.run.precision, world.device),
         recompute=recipe.run.recompute,
     )
-    # Twice that: a step of a new size needs memory in addition to that of the recorded ones.
+    # Twice that: a step of a new size needs memory in addition to the recorded steps' memory.
     free = plannable_gpu_bytes(world.device)
     fitting = (each for each in GPU_MICRO_TOKENS if 2 * estimate_memory(load, each).total <= free)
     return next(fitting, MICRO_TOKENS)
@@ -317,7 +317,7 @@ def filling_multiple(encoded: EncodedSet, recipe: FinetuningRecipe, world: World
 
 
 def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None:
-    """Raise if a setting requires a development set and there is none."""
+    """Raise if a setting requires a development set and the data lack one."""
     needs = {
         "run.keep": (recipe.run.keep == "best", "last"),
         "answers.null_threshold": (recipe.answers.null_threshold == "tuned", "0.0"),
@@ -325,5 +325,5 @@ def _check_development_set(splits: TaskSplits, recipe: FinetuningRecipe) -> None
     }
     for key, (needed, instead) in needs.items():
         if needed and not splits.evaluation_names:
-            what = "needs a development set, and there is none"
+            what = "needs a development set, which is missing"
             raise UserError(what, key=key, remedy=f"add its file, or `{key}={instead}`")

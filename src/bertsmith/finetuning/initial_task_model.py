@@ -30,7 +30,7 @@ from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
 MIX_NOTE = (
-    "a BiLSTM {over} learns: bertsmith finds it in mix.safetensors; to other tools the folder is an encoder "
+    "a BiLSTM {over} learns: bertsmith reads it from mix.safetensors; other tools see an encoder "
     "without a head"
 )
 DROPOUTS = {
@@ -50,7 +50,7 @@ class InitialTaskModel:
     fresh: tuple[str, ...]
     """Heads with fresh weights."""
     kept: bool
-    """True if the task head is that of the folder."""
+    """True if the task head is the folder's own."""
     notes: tuple[str, ...]
 
 
@@ -59,15 +59,15 @@ def load_initial_task_model(
 ) -> InitialTaskModel:
     """Return the encoder of a model folder with the head that the config requires, kept or fresh.
 
-    `dropouts` are rates by the keys of a recipe; other rates stay those of the folder.
+    `dropouts` are rates by the keys of a recipe; other rates are the folder's.
     """
     if config.head.encoder == "lora" and is_adapter(model_folder(folder)):
         remedy = f"merge it first: bertsmith merge --model {folder} --out FOLDER"
-        raise UserError("is an adapter, and adapters stand on whole models", where=str(folder), remedy=remedy)
+        raise UserError("is an adapter, but a whole model is required", where=str(folder), remedy=remedy)
     bert = load(folder, device="cpu")
     if is_quantised(bert.model.network):
         remedy = "fine-tune the model that it was made from, and quantise again"
-        raise UserError("the model is quantised, and cannot learn", where=str(folder), remedy=remedy)
+        raise UserError("the model is quantised, so it cannot learn", where=str(folder), remedy=remedy)
     model = replace(bert.model, network=_with_dropouts(bert.model.network, dropouts))
     network, stream = model.network, torch.Generator().manual_seed(key_of(seed, "task head"))
     _check_text_length(network, config, where=str(folder))
@@ -108,17 +108,17 @@ def _with_dropouts(network: Network, dropouts: Mapping[str, float]) -> Network:
 def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
     """Represent a sequence by its first token or the mean of all; return notes for the user."""
     pooling = config.head.pooling
-    assert pooling != "model", "then there is nothing to choose"
+    assert pooling != "model", "the pooling must be chosen"
     if config.kind.head.reads == "tokens":
-        what = f"a {config.kind.name} task looks at every token, and no state stands for all"
-        raise UserError(what, key="head.pooling", remedy="leave it out")
+        what = f"a {config.kind.name} task reads every token, so a single state does not represent them"
+        raise UserError(what, key="head.pooling", remedy="remove it")
     if pooling == "first" and (seen := network.config.first_token_sees()):
         what = f"the first token of this model sees {seen}"
-        raise UserError(what, key="head.pooling", remedy="leave it out, or set it to mean")
+        raise UserError(what, key="head.pooling", remedy="remove it, or set it to mean")
     before = network.encoder.sentence
     set_pooling(network, pooling)
     if pooling == "mean" and not hasattr(network.config, "sentence"):
-        told = "the head reads the mean of all tokens, as task.json says"
+        told = "the head reads the mean of all tokens (see task.json)"
         return [f"{told}; other tools would read the {before}"]
     return []
 
@@ -126,10 +126,10 @@ def _choose_pooling(network: Network, config: TaskConfig) -> list[str]:
 def _leave_bare(model: Model, config: TaskConfig) -> None:
     """Remove every head except a trained pooler: a BiLSTM learns instead, and a random head would mislead."""
     if config.head.pooling != "model":
-        what = "a BiLSTM on frozen layers has a way of its own to read a sequence"
-        raise UserError(what, key="head.pooling", remedy="leave it out")
+        what = "a BiLSTM on frozen layers reads a sequence in its own way"
+        raise UserError(what, key="head.pooling", remedy="remove it")
     if config.head.cls == "raw":
-        remedy = "leave it at pooled"
+        remedy = "keep it at pooled"
         raise UserError("a BiLSTM on frozen layers reads raw states already", key="head.cls", remedy=remedy)
     if config.head.fresh_layers:
         raise _frozen_anew(config)
@@ -143,26 +143,26 @@ def _put_head(model: Model, config: TaskConfig, stream: torch.Generator) -> tupl
     kept = _has_own_head(model, config)
     drawn = [] if kept else add_fresh_head(network, config.head_name, config.outputs, stream)
     if drawn and (config.head.weights == "solved" or config.head.encoder == "frozen-linear"):
-        # A random transform hides part of the states from a linear head. A fresh head that is tuned does
-        # better on it: 69.5 % in place of 64.3 on Banking77 (docs/finetuning.md).
+        # A random transform hides part of the states from a linear head. A fresh head that is tuned is better
+        # with it: 69.5 % instead of 64.3 on Banking77 (docs/finetuning.md).
         take_transform(network, config.head_name)
     needs = architecture_of(network.config.model_type).heads[config.head_name].needs
     for other in set(network.heads) - {config.head_name, *needs}:
         del network.heads[other]
     if config.head.cls == "raw" and not leave_pooler_out(network, config.head_name):
         what = f"the {config.head_name} head of {network.config.model_type} reads raw states already"
-        raise UserError(what, key="head.cls", remedy="leave it at pooled")
+        raise UserError(what, key="head.cls", remedy="keep it at pooled")
     fresh = dict.fromkeys([*drawn, *model.untrained])
     return kept, tuple(name for name in fresh if name in network.heads)
 
 
 def _has_own_head(model: Model, config: TaskConfig) -> bool:
-    """Return True if the folder's own head fits the task."""
+    """True if the folder's own head fits the task."""
     network, name = model.network, config.head_name
     member = architecture_of(network.config.model_type)
     if name not in member.heads:
-        what = f"{member.model_type} has no head for {config.kind.name} tasks"
-        raise UserError(what, remedy="take a model of another family")
+        what = f"{member.model_type} does not have a head for {config.kind.name} tasks"
+        raise UserError(what, remedy="use a model of another family")
     return name in network.heads and _fits(model, config)
 
 
@@ -180,7 +180,7 @@ def _renew_layers(network: Network, config: TaskConfig, stream: torch.Generator)
     if config.head.encoder != "tuned":
         raise _frozen_anew(config)
     if count > len(layers):
-        what = f"the model has {len(layers)} layers of its own, not {count}"
+        what = f"the model has {len(layers)} separate layers, not {count}"
         raise UserError(what, key="head.fresh_layers", remedy=f"choose at most {len(layers)}")
     rule = architecture_of(network.config.model_type).initial(network.config)
     for layer in layers[len(layers) - count :]:
@@ -190,10 +190,10 @@ def _renew_layers(network: Network, config: TaskConfig, stream: torch.Generator)
 
 def _frozen_anew(config: TaskConfig) -> UserError:
     what = f"layers with fresh weights cannot stay frozen (head.encoder = {config.head.encoder})"
-    return UserError(what, key="head.fresh_layers", remedy="leave it at 0, or tune the encoder")
+    return UserError(what, key="head.fresh_layers", remedy="keep it at 0, or tune the encoder")
 
 
 def _check_text_length(network: Network, config: TaskConfig, *, where: str) -> None:
     if config.text.longest > network.config.positions:
-        what = f"takes {network.config.positions} tokens, and text.longest = {config.text.longest}"
+        what = f"takes {network.config.positions} tokens, but text.longest = {config.text.longest}"
         raise UserError(what, where=where, remedy=f"set `text.longest={network.config.positions}`")

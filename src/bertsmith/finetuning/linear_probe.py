@@ -41,7 +41,7 @@ class Rows:
     groups_N: NDArray[np.int64]
     """Group of each row; rows of one group (the words of a sentence) are held out together."""
     biased: bool = True
-    """True if the layer has biases; GPT-2's classifier has none."""
+    """True if the layer has biases; GPT-2's classifier does not have them."""
 
     def subset(self, chosen_N: NDArray[np.bool_]) -> "Rows":
         """Return some of the rows."""
@@ -55,13 +55,13 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The solution of a head, from which tuning starts."""
+    """The solution of a head, which is the starting point of tuning."""
 
     tuning_start: tuple[Tensor, Tensor]
     """Weights and biases for tuning to start from, the optimum for `TUNING_PENALTY`."""
 
     def start_tuning(self, model: TaskModel, world: World) -> None:
-        """Replace the head's optimal weights by those that tuning starts from, equal in all processes."""
+        """Replace the head's optimal weights by the starting point of tuning, equal in all processes."""
         layer = model.scorer.last_layer()
         put(layer, self.tuning_start)
         if world.size > 1:
@@ -75,7 +75,7 @@ def solve_head(
     vectors_ND: NDArray[np.float32],
     class_weights_C: NDArray[np.float32] | None = None,
 ) -> Solution:
-    """Replace the weights of the head's last layer by the optimal ones; return where tuning starts."""
+    """Replace the weights of the head's last layer by the optimum; return the starting point of tuning."""
     layer, problem = model.scorer.last_layer(), model.config.kind.linear_problem
     assert problem is not None
     rows = _rows_of(model, train, vectors_ND, problem, class_weights_C)
@@ -83,7 +83,8 @@ def solve_head(
     mean_D, deviation_D = rows.vectors_ND.mean(0), rows.vectors_ND.std(0, correction=0)
     # A constant column contains no information, and must not be divided by 0.
     scale_D = torch.where(deviation_D > 1e-6, 1 / deviation_D.clamp(min=1e-6), 0.0)
-    mean_D = mean_D if rows.biased else torch.zeros_like(mean_D)  # only a bias makes up for a mean taken away
+    # only a bias can compensate a subtracted mean
+    mean_D = mean_D if rows.biased else torch.zeros_like(mean_D)
     rows.vectors_ND.sub_(mean_D).mul_(scale_D)
     penalty = choose_penalty(rows, problem, layer.out_features)
 

@@ -34,8 +34,8 @@ from bertsmith.tasks.task_config import TaskConfig
 FURTHER_TASKS = {"mnli": ("diagnostic",)}
 """Tasks without training data, listed under the task that their models are trained for."""
 MAX_RUNS = 6
-ONLY_HELD_BACK = "the model was trained from this file: only the part that was held back is evaluated"
-TRAINED_ON = "the model was trained on these very examples: this says nothing of new ones"
+ONLY_HELD_BACK = "the model was trained from this file: only the held-back part is evaluated"
+TRAINED_ON = "the model was trained on these very examples: the figures do not generalise to new ones"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class FilePredictions:
         return self.config.kind.baseline(self.config.metrics, self.config.labels, self.examples, self.encoded)
 
     def class_scores(self) -> dict[str, ClassScores]:
-        """Return precision, recall and F1 of each class; empty if the task has no classes."""
+        """Return precision, recall and F1 of each class; empty for tasks without classes."""
         return self.config.kind.class_scores(self.config.labels, self.predicted)
 
     def metrics(self) -> dict[str, float]:
@@ -102,7 +102,7 @@ def task_of(config: TaskConfig, form: TableFormat) -> Task:
         return custom_task(replace(spec_of(config.custom), dev=""), form)
     task = task_named(config.task)
     if form != TableFormat():
-        where, remedy = "`delimiter`, `encoding`, `columns`", "leave them out: they are for your own tables"
+        where, remedy = "`delimiter`, `encoding`, `columns`", "remove them: they are for your own tables"
         raise UserError(f"{task.title} has files of a known format", where=where, remedy=remedy)
     return task
 
@@ -140,8 +140,8 @@ def predict_labelled(
     if reading.skip_bad:
         kept, strange = without_unknown_labels(read.examples, members.config.labels)
         if not kept:
-            remedy = "leave `skip_bad` out, then they count as wrong"
-            raise UserError("has no label that the model knows", where=str(read.path), remedy=remedy)
+            remedy = "remove `skip_bad`, so that they count as wrong"
+            raise UserError("does not have a label of this model", where=str(read.path), remedy=remedy)
         read = replace(read, examples=tuple(kept), skipped=(*read.skipped, *strange))
     if warning := warn_of_unknown_labels(members.config.kind, read.examples, members.config.labels):
         warnings.append(warning)
@@ -172,7 +172,7 @@ class _Members:
 
     @classmethod
     def open(cls, folders: Sequence[Path], **opening: Unpack[Opening]) -> "_Members":
-        # A folder of several runs with a spread file stands for the best of them.
+        # The folder of several runs with a spread file means the best of them.
         folders = [model_folder(each) if (each / SPREAD_FILE).is_file() else each for each in folders]
         for folder in folders:
             _check_finished(folder)
@@ -211,17 +211,19 @@ class _Members:
 
 
 def _check_finished(folder: Path) -> None:
-    """Raise if a folder has no model yet, or contains several runs."""
+    """Raise if a folder lacks a model, or contains several runs."""
     if is_model(folder) or is_model(finetuning_folder(folder).model):
         return
     if (folder / ASSIGNMENT).is_file():
-        remedy = "give its `bertsmith finetune` command again, and it resumes"
-        raise UserError("this run is not finished: it has no model yet", where=str(folder), remedy=remedy)
+        remedy = "run its `bertsmith finetune` command again to resume it"
+        raise UserError(
+            "this run is not finished: it does not have a model yet", where=str(folder), remedy=remedy
+        )
     found = [file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{ASSIGNMENT}")]
     if runs := sorted(str(file.parent.relative_to(folder)) for file in found):
         more = ", ..." if len(runs) > MAX_RUNS else ""
         remedy = f"name one of {', '.join(runs[:MAX_RUNS])}{more}"
-        raise UserError("holds several runs", where=str(folder), remedy=remedy)
+        raise UserError("contains several runs", where=str(folder), remedy=remedy)
 
 
 def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
@@ -230,22 +232,22 @@ def _is_own_file(folder: Path, task: Task, data: Path) -> bool:
     known = model_folder(folder).resolve().parent / ASSIGNMENT
     if not known.is_file() or not data.is_file():
         return False
-    trained = Path(str(read_json(known, remedy="mend or remove it").get("data", "")))
+    trained = Path(str(read_json(known, remedy="correct or remove it").get("data", "")))
     file = data.resolve()
     return file == trained or (file.parent == trained and names_file(task, "train", file))
 
 
 def _labelled(task: Task, read: ReadSplit, *, skip_bad: bool) -> ReadSplit:
-    """Return the labelled examples; raise if any has no label, unless `skip_bad` leaves some."""
+    """Return the labelled examples; raise if any label is missing, unless `skip_bad` leaves some."""
     bare = [example for example in read.examples if not example.is_labelled]
     if bare and not (skip_bad and len(bare) < len(read.examples)):
-        what = f"{len(bare):,} of {len(read.examples):,} examples have no label to compare with; the first"
+        what = f"{len(bare):,} of {len(read.examples):,} examples lack a label to compare with; the first"
         column = task.custom.get("label")
         remedy = "add the labels" if column is None else f"add the labels, in the column {str(column)!r}"
         if len(bare) < len(read.examples):
-            remedy = "add them, or leave such lines out with `skip_bad=True`"
+            remedy = "add them, or skip such lines with `skip_bad=True`"
         raise UserError(f"{what} is here", where=bare[0].where, remedy=remedy)
-    skipped = [BadLine("has no label", example.where, "add it") for example in bare]
+    skipped = [BadLine("lacks a label", example.where, "add it") for example in bare]
     labelled = tuple(example for example in read.examples if example.is_labelled)
     return replace(read, examples=labelled, skipped=(*read.skipped, *skipped))
 
@@ -257,9 +259,9 @@ def _check_words_in_columns(examples: Sequence[Example], labels: tuple[str, ...]
     # Part-of-speech taggers have a tag for the full stop, and plain sentences end with one.
     if not tags or any(tag in labels and any(map(str.isalnum, tag)) for tag in tags):
         return
-    what = f"the last column holds no tag of this model, but {min(tags)!r}"
+    what = f"the last column has {min(tags)!r} instead of a tag of this model"
     remedy = (
-        "write one word a line, alone or with its tag, and an empty line between sentences; "
+        "write one word per line, alone or with its tag, and an empty line between sentences; "
         "for plain sentences use `bertsmith tag --input`"
     )
     raise UserError(what, where=sentences[0].where, remedy=remedy)
@@ -278,12 +280,12 @@ def with_texts(rows: Sequence[dict[str, Any]], file: FilePredictions) -> list[di
 
 
 def check_ending(kind: AnyKind, out: Path) -> None:
-    """Raise if a file's ending is not that of a format for predictions of this kind."""
+    """Raise if predictions of this kind cannot be written in a format with this ending."""
     # A folder may be called squad-1.1; only letters after the dot are a file's ending.
     names_folder = out.is_dir() or not out.suffix[1:].isalpha()
     if _is_table(out) or kind.own_form == "file" or (kind.own_form == "folder" and names_folder):
         return
-    what = f"the ending {out.suffix!r} tells no format" if out.suffix else "has no ending to tell its format"
+    what = f"the ending {out.suffix!r} is not a format's" if out.suffix else "needs an ending for its format"
     remedy = f"name it {', '.join(TABLE_WRITERS)}"
     if kind.own_form == "folder":
         remedy += ", or without an ending for a folder of several files"
@@ -295,12 +297,14 @@ def _is_table(out: Path) -> bool:
 
 
 def write_predictions(out: Path, file: FilePredictions, *, with_text: bool = False) -> list[Path]:
-    """Write the predictions as a table if the name says so, else in the kind's own form; return the files."""
+    """Write the predictions as a table if the name requires it, else in the kind's own form; return the
+    files.
+    """
     kind = file.config.kind
     check_ending(kind, out)
     if not _is_table(out):
         if with_text:
-            what, remedy = "this form has no place for the texts", f"name a {', '.join(TABLE_WRITERS)} file"
+            what, remedy = "this form cannot contain the texts", f"name a {', '.join(TABLE_WRITERS)} file"
             raise UserError(what, where=str(out), remedy=remedy)
         return kind.write_predictions(out, file.config.labels, file.predicted)
     rows = prediction_rows(file)
@@ -350,9 +354,9 @@ def _check_same_question(
     for folder, model in zip(folders, models, strict=True):
         if question(model.config) != question(first.config):
             what = f"was not fine-tuned for the same task and labels as {folders[0]}"
-            raise UserError(what, where=str(folder), remedy="leave it out of the ensemble")
+            raise UserError(what, where=str(folder), remedy="remove it from the ensemble")
         # Scores of tokens can only be averaged if all members have the same tokens.
         if first.config.kind.head.reads == "tokens" and encoding(model) != encoding(first):
-            what = f"cuts texts otherwise than {folders[0]}"
-            remedy = "put models with one vocabulary and the same text settings together"
+            what = f"cuts texts differently from {folders[0]}"
+            remedy = "combine models with one vocabulary and the same text settings"
             raise UserError(what, where=str(folder), remedy=remedy)

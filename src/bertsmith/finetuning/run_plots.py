@@ -38,7 +38,7 @@ def draw_learning_curve(path: Path, curve: LearningCurve) -> None:
     """Plot the training loss, and to its right the deciding metric on the development set."""
     figure = _figure((12, 4.6))
     if figure is None:
-        log.warning("no plots are drawn: pip install bertsmith[plots] to have them")
+        log.warning("plots are not drawn: pip install bertsmith[plots]")
         return
     entries = [line for line in curve.lines if line["kind"] != "event"]
     last_step = max((line["step"] for line in entries), default=0)
@@ -72,7 +72,7 @@ def draw_confusion(
     if figure is None:
         return
     counts = np.zeros((len(labels), len(labels)), np.int64)
-    known = targets >= 0  # labels that do not occur in training have no row
+    known = targets >= 0  # labels that do not occur in training do not have a row
     np.add.at(counts, (targets[known], predictions[known]), 1)
     fractions = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     axes = figure.subplots()
@@ -80,7 +80,7 @@ def draw_confusion(
     axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right")
     axes.set_yticks(range(len(labels)), labels)
     axes.set(xlabel="guessed", ylabel="right")
-    axes.set_title("What is taken for what", loc="left", fontsize=11, weight="bold")
+    axes.set_title("Confusion matrix", loc="left", fontsize=11, weight="bold")
     legend = figure.colorbar(shades, ax=axes, format="{x:.0%}", shrink=0.8)
     legend.set_label("shade: fraction of the row", fontsize=8)
     if len(labels) <= CLASSES_WITH_COUNTS:
@@ -96,7 +96,7 @@ def draw_calibration(path: Path, reliability: Reliability) -> None:
     if figure is None:
         return
     axes, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="as sure as right")
+    axes.plot([0, 1], [0, 1], color=GREY, linestyle=":", label="confidence = accuracy")
     filled = reliability.counts_B > 0
     axes.plot(
         reliability.confidences_B[filled],
@@ -105,14 +105,14 @@ def draw_calibration(path: Path, reliability: Reliability) -> None:
         marker="o",
         label=f"the model; expected error {reliability.expected_error:.1%}",
     )
-    axes.set(ylabel="how often it is right", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set(ylabel="accuracy", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title("Calibration", loc="left", fontsize=11, weight="bold")
     axes.legend(frameon=False)
     widths_B = np.diff(reliability.edges_B1)
     bars = below.bar(reliability.edges_B1[:-1], reliability.counts_B, widths_B, align="edge", color=HELD_OUT)
     written = [f"{count:,}" if count else "" for count in reliability.counts_B.tolist()]
     below.bar_label(bars, written, fontsize=7)
-    below.set(xlabel="how sure it is", ylabel="examples")
+    below.set(xlabel="confidence", ylabel="examples")
     below.margins(y=0.2)
     for each in (axes, below):
         each.spines[["top", "right"]].set_visible(False)

@@ -19,12 +19,13 @@ from bertsmith.text.tokenizer import Tokenizer
 
 FEW_STEPS = 10
 FEW_EXAMPLES = 50
-"""Development sets smaller than this are warned of: one example is more than 2 % of the accuracy."""
+"""Size of a development set that causes a warning: one example is more than 2 % of the accuracy."""
 MAX_NAMES = 4
 MIN_FRACTION = 0.001
 """Smallest fraction that is printed exactly, in tenths of a percent."""
 LOW_LORA_RATE = 1e-4
-"""Below it LoRA learns little in a usual run: the paper's rates for GLUE are 2e-4 to 5e-4."""
+"""Learning rate below which LoRA learns little in a usual run: the paper's rates for GLUE are 2e-4 to 5e-4.
+"""
 
 
 def total_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> int:
@@ -33,7 +34,7 @@ def total_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> int:
 
 
 def warn_of_no_development_set(assignment: Assignment, splits: TaskSplits) -> Iterator[str]:
-    """Warn that there is no development set, and say why."""
+    """Warn about a missing development set, with the reason."""
     if not splits.evaluation_names:
         yield f"no development set ({_why_none(assignment, splits)}): the model is not evaluated"
 
@@ -46,20 +47,20 @@ def warn_of_weak_development_set(splits: TaskSplits) -> Iterator[str]:
         missing = [label for label in splits.labels if label not in found] if kind.from_tables else []
         if missing:
             listed = ", ".join(map(repr, missing[:MAX_NAMES])) + (", ..." if missing[MAX_NAMES:] else "")
-            yield f"{name} has no example of {listed}: how well the model knows that is not measured"
+            yield f"{name} lacks examples of {listed}: the model is not evaluated on them"
         if len(examples) < FEW_EXAMPLES:
             yield (
                 f"{name} has only {counted(len(examples), 'example')}, so its figures may be chance; "
-                "for a table of your own see `folds` and `dev_share`"
+                "for your own table see `folds` and `dev_share`"
             )
 
 
 def _why_none(assignment: Assignment, splits: TaskSplits) -> str:
     if assignment.task.custom and spec_of(assignment.task.custom).is_parted:
         few = len(splits.splits["train"]) < MIN_ROWS_TO_SPLIT
-        return f"fewer than {MIN_ROWS_TO_SPLIT} rows" if few else "no label can spare a row"
+        return f"fewer than {MIN_ROWS_TO_SPLIT} rows" if few else "none of the labels can spare a row"
     if assignment.data.is_file():
-        return "one file was given, not the folder that holds both"
+        return "one file was given, not the folder with both"
     names = list(assignment.task.splits["dev"].files)  # every task with training data has this split
     return f"looked for {', '.join(names[:MAX_NAMES])}"
 
@@ -80,14 +81,14 @@ def warn_of_few_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Ite
     steps = total_steps(batches, recipe)
     if steps < FEW_STEPS:
         shown = "only one step" if steps == 1 else f"only {steps} steps"
-        yield f"the run has {shown}, which teach a model little; see run.epochs and run.examples"
+        yield f"the run has {shown}, too few to learn much; see run.epochs and run.examples"
 
 
 def warn_of_vain_patience(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Iterator[str]:
     """Warn if the run is evaluated too seldom to end early."""
     patience = recipe.run.patience
     before_the_end = min(recipe.run.evaluations, total_steps(batches, recipe)) - 1
-    if patience != "off" and patience >= before_the_end:  # the first has none to be compared with
+    if patience != "off" and patience >= before_the_end:  # the first cannot be compared with any
         yield (
             f"the run cannot end early: it has {counted(before_the_end, 'evaluation')} before its end, and "
             f"run.patience is {patience}; see run.evaluations"
@@ -99,7 +100,7 @@ def describe_target_scaler(scaler: TargetScaler | None) -> Iterator[str]:
     if scaler is not None:
         yield (
             f"the numbers are learned as distances from their mean ({scaler.mean:g}) in standard deviations "
-            f"({scaler.deviation:g}), and the loss is that of the distances; the model gives true numbers"
+            f"({scaler.deviation:g}), and the loss refers to them; the model predicts true numbers"
         )
 
 
@@ -126,16 +127,16 @@ def describe_adapters(network: Network, recipe: FinetuningRecipe) -> Iterator[st
     frozen = sum(each.numel() for each in network.encoder.parameters()) - learned
     targets = ", ".join(recipe.lora.targets)
     yield (
-        f"adapters of rank {recipe.lora.rank} on {targets} learn with the head: {learned:,} weights beside "
-        f"the encoder's {frozen:,}, which stay"
+        f"adapters of rank {recipe.lora.rank} on {targets} learn with the head: {learned:,} weights, while "
+        f"the encoder's {frozen:,} are frozen"
     )
     stacked = {f"encoder.{each.name}" for each in network.encoder.linears() if len(each.targets) > 1}
     if any(
         each.stacked == 1 and each.ours in stacked for each in targeted_layers(network, recipe.lora.targets)
     ):
-        yield "query, key and value are one layer of this model: its adapter is one for all three"
+        yield "query, key and value are one layer of this model: they share one adapter"
     if recipe.optim.peak_lr < LOW_LORA_RATE:
         yield (
-            f"optim.peak_lr = {recipe.optim.peak_lr:g} is low for adapters, which are trained with 1e-4 to "
+            f"optim.peak_lr = {recipe.optim.peak_lr:g} is low for adapters, which need 1e-4 to "
             "1e-3: `optim.peak_lr=5e-4`"
         )

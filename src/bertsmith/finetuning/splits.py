@@ -23,7 +23,7 @@ from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.text.tokenizer import Tokenizer
 
 UNLABELLED = "test"
-"""Name prefix of splits that have no labels in the published collections: they are for predictions."""
+"""Name prefix of splits without labels in the published collections: they are for predictions."""
 
 log = logging.getLogger("bertsmith")
 
@@ -65,7 +65,7 @@ class TaskSplits:
 def read_splits(task: Task, data: Path, *, skip_bad: bool) -> TaskSplits:
     """Read the training split and every other split with labels that exists."""
     if "train" not in task.splits:
-        what = f"{task.title} has no training data of its own"
+        what = f"{task.title} does not have training data"
         raise UserError(what, remedy="fine-tune on mnli, then evaluate that run on its file")
     splits: dict[str, Sequence[Example]] = {}
     skipped: list[BadLine] = []
@@ -96,15 +96,15 @@ def check_new_labels(splits: TaskSplits) -> None:
 
 
 def _check_labels(splits: Mapping[str, Sequence[Example]]) -> None:
-    """Raise if no training example has a label, or if an example of another split has none."""
+    """Raise if all training labels are missing, or if an example of another split lacks one."""
     for name, examples in splits.items():
         bare = [example for example in examples if not example.is_labelled]
         if name == "train" and len(bare) == len(examples):
-            what, remedy = "no training example has a label", "name a file with labels"
+            what, remedy = "none of the training examples has a label", "give a file with labels"
             raise UserError(what, where=examples[0].where, remedy=remedy)
         if name != "train" and bare:
-            what = f"{len(bare):,} of {len(examples):,} examples to evaluate have no label"
-            remedy = "add the labels, or take the development file away"
+            what = f"{len(bare):,} of {len(examples):,} examples to evaluate lack a label"
+            remedy = "add the labels, or remove the development file"
             raise UserError(f"{what}; this is the first", where=bare[0].where, remedy=remedy)
 
 
@@ -118,7 +118,7 @@ def split_named(task: Task, file: Path) -> str | None:
 
 
 def _evaluation_splits(task: Task, data: Path) -> list[str]:
-    """Return the splits to evaluate on; a single file has one only if its name says so or it is parted."""
+    """Return the splits to evaluate on; a single file has one only if its name shows it or it is divided."""
     names = [
         name for name in task.splits if name == TEST or (name != "train" and not name.startswith(UNLABELLED))
     ]
@@ -130,12 +130,12 @@ def _evaluation_splits(task: Task, data: Path) -> list[str]:
 def without_unknown_labels(
     examples: Sequence[Example], labels: tuple[str, ...]
 ) -> tuple[Sequence[Example], list[BadLine]]:
-    """Return the examples whose labels occur in training, and a bad line for each other example."""
+    """Return the examples with labels that occur in training, and a bad line for each other example."""
     known = set(labels)
     is_known = [known.issuperset(example.label_names) for example in examples]
     kept = list(compress(examples, is_known))
     unknown = [
-        BadLine("has a label that training has not", example.where, "mend the label")
+        BadLine("has a label that does not occur in training", example.where, "correct the label")
         for example, is_one in zip(examples, is_known, strict=True)
         if not is_one
     ]
@@ -143,7 +143,7 @@ def without_unknown_labels(
 
 
 def warn_of_unknown_labels(kind: AnyKind, examples: Sequence[Example], labels: tuple[str, ...]) -> str:
-    """Return a warning about labels that do not occur in training, or "" if there are none."""
+    """Return a warning about labels that do not occur in training, or ""."""
     known = set(labels)
     unknown = [
         (label, example) for example in examples for label in example.label_names if label not in known
@@ -156,7 +156,7 @@ def warn_of_unknown_labels(kind: AnyKind, examples: Sequence[Example], labels: t
     else:
         what = f"{len({example.key for _, example in unknown}):,} examples have labels"
     first = f"the first is {label!r} ({example.where})"
-    return f"{what} that training does not have and count as wrong; {first}"
+    return f"{what} that do not occur in training and count as wrong; {first}"
 
 
 @cache

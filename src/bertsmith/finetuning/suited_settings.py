@@ -46,7 +46,7 @@ class TaskDefaults(Section):
     lora_lr: Annotated[float, Field(gt=0)]
     """Peak learning rate of adapters (head.encoder = lora)."""
     pooling: Literal["first", "mean"] = "mean"
-    """State that represents a text: that of its first token, or the mean of all."""
+    """State that represents a text: its first token's, or the mean of all."""
 
 
 def suited_recipe(
@@ -60,7 +60,7 @@ def suited_recipe(
 ) -> tuple[FinetuningRecipe, str]:
     """Return the recipe of a task, and the reason for the settings that were chosen here, if any.
 
-    Options and overrides are those of `finetuning_recipe`, and take precedence.
+    Options and overrides are the ones of `finetuning_recipe`, and take precedence.
     """
     asked = finetuning_recipe_with_origins(task, overrides, options=options)
     head = asked.recipe.head.encoder
@@ -127,7 +127,7 @@ def _longest(bert: Bert, splits: TaskSplits, asked: FinetuningRecipe) -> int:
 
 
 def task_defaults(bert: Bert, model: Path) -> tuple[TaskDefaults, str]:
-    """Return the settings in a model's folder, or else those that suit its size, and their source."""
+    """Return the settings in a model's folder, or else the ones for its size, and their source."""
     file = model / DEFAULTS_FILE
     if file.is_file():
         try:
@@ -144,7 +144,7 @@ def task_defaults(bert: Bert, model: Path) -> tuple[TaskDefaults, str]:
 
 
 def _pooling(bert: Bert, splits: TaskSplits, known: TaskDefaults) -> dict[str, object]:
-    """Return the head's pooling: that of a fine-tuned folder, else the model's default."""
+    """Return the head's pooling: a fine-tuned folder's own, else the model's default."""
     finetuned, name = bert.finetuned, splits.task.kind.head.name
     if finetuned is not None and finetuned.config.kind.head.reads == "sentence" and not finetuned.mix:
         head = finetuned.config.head

@@ -55,13 +55,13 @@ def fit_target_scaler(task: Task, train: EncodedSet, scorer: Scorer) -> TargetSc
         return None
     if scorer.last_layer().bias is None:
         what = (
-            "numbers of one's own are learned as distances from their mean, for which this head has no bias"
+            "your own numbers are learned as distances from their mean, and this head lacks the bias for it"
         )
-        raise UserError(what, remedy="take a model of another family than GPT-2, or labels for the numbers")
+        raise UserError(what, remedy="use a model of another family than GPT-2, or labels instead of numbers")
     numbers_M = train.targets.astype(np.float64)
     largest = float(np.abs(numbers_M).max(initial=0.0))
     if not largest < LARGEST_TARGET:
-        what = f"its numbers reach {largest:g}, too far for a model's 32 bits"
+        what = f"its numbers reach {largest:g}, too large for a model's 32 bits"
         raise UserError(what, where="the training file", remedy=f"keep them below {LARGEST_TARGET:g}")
     # If all numbers are equal, their deviation is 0, and nothing must be divided by it.
     return TargetScaler(float(numbers_M.mean()), float(numbers_M.std()) or 1.0)

@@ -69,7 +69,7 @@ def aligned(scores: Scores, theirs: EncodedSet, ours: EncodedSet, *, where: str)
             return in_order
     elif ours.unit != "token" or np.array_equal(ours.tokens_T, theirs.tokens_T):
         return scores
-    what = "cuts texts into other tokens than the student does, and the task asks about tokens"
+    what = "cuts texts into other tokens than the student, but the task is about tokens"
     raise UserError(what, where=where, remedy="distil into a student with the same vocabulary")
 
 
@@ -123,17 +123,17 @@ def _cached(file: Path, encoded: EncodedSet, teacher: TaskModel) -> Scores:
         with caching_array(file) as temporary, temporary.open("wb") as opened:
             np.save(opened, held)
     except UserError as error:
-        log.warning("%s: %s; every run asks the teacher again", file.parent, error.what)
+        log.warning("%s: %s; every run computes the scores again", file.parent, error.what)
     return held.astype(np.float32)
 
 
 def _compact(scores: Scores, config: TaskConfig) -> Scores | NDArray[np.float16]:
-    """Return the scores in 16 bits, enough for a softmax; those of numeric tasks stay in 32 bits."""
+    """Return the scores in 16 bits, enough for a softmax; scores of numeric tasks stay in 32 bits."""
     return scores if config.kind.numeric else scores.clip(-LARGEST_HALF, LARGEST_HALF).astype(np.float16)
 
 
 def teacher_note(distill: TaskDistillSection, examples: Sequence[object]) -> list[str]:
-    """Return a note about distillation for the user; empty if there are no teachers."""
+    """Return a note about distillation for the user; empty without teachers."""
     if not distill.teachers:
         return []
     several = f"the mean of {len(distill.teachers)} teachers" if len(distill.teachers) > 1 else "a teacher"

@@ -1,4 +1,4 @@
-"""The parts of a fine-tuning job: what is summed up between lines, its evaluation, and its results."""
+"""The parts of a fine-tuning job: the sums between lines of metrics, its evaluation, and its results."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -65,7 +65,7 @@ class LossWindow(Remembered):
         return {"loss": [*self.run.world.sum([self.loss_sum]), self.count]}
 
     def restore(self, saved: SavedState) -> None:
-        """Take the saved sums; that of all processes counts in the main one."""
+        """Restore the saved sums; the sum over all processes counts in the main one."""
         loss_sum, self.count = saved.state.scalars["loss"]
         self.loss_sum = loss_sum if self.run.world.main else 0.0
 
@@ -81,7 +81,7 @@ class TaskEvaluation(Remembered):
     found: Evaluation | None = None
     """The last evaluation of all splits, in the main process."""
     evaluated_step: int = -1
-    """Step of the last evaluation of the deciding split; -1 if there was none."""
+    """Step of the last evaluation of the deciding split; -1 before the first."""
     seconds: float = 0.0
     """Seconds of the run at its last evaluation."""
 
@@ -90,7 +90,7 @@ class TaskEvaluation(Remembered):
         self.ended_after = self.ends.ended_after
 
     def is_due_after(self, at: Progress) -> bool:
-        """True after the steps of the plan; run.minutes makes it go by the clock."""
+        """True after the steps of the plan; with run.minutes, by the clock."""
         settings = self.run.recipe.run
         if settings.minutes == "off":
             return at.step in self.run.budget.work.evaluation_steps
@@ -127,7 +127,7 @@ class TaskEvaluation(Remembered):
         return {**own, "lengthened": self.ends.lengthened, **best}
 
     def restore(self, saved: SavedState) -> None:
-        """Take the saved values; a lengthened run gets its full patience again."""
+        """Restore the saved values; a lengthened run gets its full patience again."""
         scalars = saved.state.scalars
         self.evaluated_step, self.seconds = scalars["evaluated_step"], saved.state.progress.seconds
         if self.best is not None:
@@ -150,7 +150,7 @@ class TaskResults:
         return {"examples": self.run.examples}
 
     def finish(self, at: Progress, seconds: float, *_: object) -> Facts:
-        """Write the results in the main process: of the best weights if these are kept, else of the last."""
+        """Write the results in the main process: of the best weights if they are kept, else of the last."""
         return self.run.world.on_main(lambda: self._write(at, seconds)) or {}
 
     def _write(self, at: Progress, seconds: float) -> Facts:
@@ -195,9 +195,9 @@ def check_learned(run: Run, at: Progress, found: Evaluation) -> None:
     if at.step and at.skipped == at.step:
         what = f"each of the {at.step:,} steps was skipped: no gradient was a number"
     elif not (isfinite(found.loss) and all(bool(torch.isfinite(each).all()) for each in weights)):
-        what = "the run diverged: its loss or its weights are no numbers any more"
+        what = "the run diverged: its loss or its weights are not numbers"
     if what:
-        remedy = "no model is written; lower optim.peak_lr, take run.precision=fp32, or look for odd numbers"
+        remedy = "no model is written; lower optim.peak_lr, set run.precision=fp32, or look for odd numbers"
         raise Diverged(what, where=str(run.folder.path), remedy=remedy)
 
 
@@ -232,6 +232,6 @@ class Ends:
             longer = f"{counted(run.recipe.run.epochs, 'epoch')} ({steps:,} steps)"
             yield (
                 f"the run of {counted(epochs, 'epoch')}, which ended after step {end:,}, is lengthened to "
-                f"{longer}: the learning rate continues as that of a run of the new length "
+                f"{longer}: the learning rate continues as in a run of the new length "
                 f"({run.recipe.optim.schedule}), from {first:.3g} to {last:.3g}"
             )

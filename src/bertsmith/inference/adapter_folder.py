@@ -48,7 +48,7 @@ PREFIX = "base_model.model."
 """Prefix that peft adds to every published name."""
 LOW_RANK_NAME = re.compile(r"(?P<layer>.+)\.lora_(?P<part>[AB])\.weight")
 TASK_TYPES = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}
-"""peft's task type of each head; peft has none for choices among texts."""
+"""peft's task type of each head; peft does not have one for choices among texts."""
 WITHOUT_EFFECT = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "task_type"),
     *("exclude_modules", "layers_pattern", "layers_to_transform", "modules_to_save", "target_modules"),
@@ -56,11 +56,13 @@ WITHOUT_EFFECT = {
     *("fan_in_fan_out", "megatron_core", "qalora_group_size", "ensure_weight_tying", "runtime_config"),
     *("corda_config", "eva_config", "lora_ga_config"),
 }
-"""Keys that are read here, that the tensors determine, or that matter only in training. (The rank is that of
-the tensors; fan_in_fan_out is for layers that hold [inputs, outputs], as GPT-2's, and peft turns it off for
-others.) Any other key must be off."""
+"""Keys that are read here, that the tensors determine, or that matter only in training; others must be off.
+
+(The tensors determine the rank. fan_in_fan_out is for layers that hold [inputs, outputs], like GPT-2's; peft
+turns it off for others.)
+"""
 PLAIN_BEGINNINGS = (True, False, "gaussian", "orthogonal", "eva")
-"""Values of init_lora_weights that leave the weights of the base as they are."""
+"""Values of init_lora_weights that do not change the weights of the base."""
 NO_FOLDER = (UserError, OSError, RuntimeError, ValueError)
 """Errors that an untrusted path can raise: missing, too long, unknown home directory, NUL byte."""
 MAX_NAME = 200
@@ -104,7 +106,7 @@ def read_adapter(folder: Path) -> Adapter:
     tensors = read_safetensors(folder / ADAPTER_WEIGHTS, remedy=BROKEN)
     for name, tensor in tensors.items():
         if not name.startswith(PREFIX) or not tensor.is_floating_point() or not tensor.isfinite().all():
-            what = f"{name} is no weight of an adapter, or holds NaN or infinite values"
+            what = f"{name} is not an adapter weight, or contains NaN or infinite values"
             raise UserError(what, where=str(folder / ADAPTER_WEIGHTS), remedy=BROKEN)
     named = {name.removeprefix(PREFIX): each for name, each in tensors.items()}
     return Adapter(folder, config, named, read_metadata(folder / ADAPTER_WEIGHTS).get(BASE_FINGERPRINT, ""))
@@ -114,7 +116,7 @@ def _check_config(config: Mapping[str, Any], *, where: str) -> None:
     """Refuse settings that require another computation than the one here."""
     merge = "merge it into its base with peft (merge_and_unload), and open that folder"
     if config.get("peft_type") != "LORA":
-        what = f"peft_type is {config.get('peft_type')!r}, and only LORA is computed here"
+        what = f"peft_type is {config.get('peft_type')!r}, but only LORA is supported"
         raise UserError(what, where=where, remedy=merge)
     on = {key: value for key, value in config.items() if value and key not in WITHOUT_EFFECT}
     if config.get("bias", "none") != "none":
@@ -124,14 +126,14 @@ def _check_config(config: Mapping[str, Any], *, where: str) -> None:
     if on.get("revision") == "main":
         del on["revision"]
     for key, value in on.items():
-        raise UserError(f"{key} is {value!r}, which bertsmith does not do", where=where, remedy=merge)
+        raise UserError(f"{key} is {value!r}, which bertsmith does not support", where=where, remedy=merge)
     alpha = config.get("lora_alpha", 8)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not isfinite(alpha):
         raise UserError(f"lora_alpha is {alpha!r}, not a number", where=where, remedy="correct it")
 
 
 def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
-    """Return the model folder that an adapter belongs to: `given`, or the one that its config names.
+    """Return the base model folder of an adapter: `given`, or the one named in its config.
 
     A relative path is tried from the adapter folder, then from the working directory. A name means an
     embedded model, or one in the cache of the Hugging Face tools. An embedded adapter always uses the
@@ -147,9 +149,9 @@ def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
 def _named_base(folder: Path) -> Path:
     config_file = folder / ADAPTER_CONFIG
     named = str(read_json(config_file, remedy=BROKEN).get("base_model_name_or_path") or "")
-    remedy = "say where it is: `base=FOLDER`, or base_model_name_or_path there"
+    remedy = "pass `base=FOLDER`, or set base_model_name_or_path in this file"
     if not named:
-        raise UserError("names no base model", where=str(config_file), remedy=remedy)
+        raise UserError("does not name a base model", where=str(config_file), remedy=remedy)
     own = embedded_models()
     if named in own and folder in own.values():
         return own[named]
@@ -170,8 +172,8 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
     wanted = _wanted_heads(adapter, architecture, finetuned)
     if whole and not wanted:
         what, remedy = (
-            "does not say of which head it holds weights",
-            'add "task_type": "SEQ_CLS", or what it is',
+            "does not name the head of its weights",
+            'add "task_type": "SEQ_CLS", or the type of its head',
         )
         raise UserError(what, where=str(adapter.config_file), remedy=remedy)
     own = CheckpointTensors(whole, architecture, network.config, adapter.weights_file, adapter.config_file)
@@ -191,12 +193,12 @@ def adapted_model(base: Model, adapter: Adapter, finetuned: FinetunedTask | None
         if name.startswith("heads.")
     }
     if left := own.unused(names):
-        what = f"holds weights that belong to no head of {architecture.model_type}: {left}"
+        what = f"contains weights that fit none of the heads of {architecture.model_type}: {left}"
         raise UserError(what, where=str(adapter.weights_file), remedy=BROKEN)
     like = network.encoder.words.weight
     for head, outputs in heads.items():
         network.heads[head] = architecture.heads[head].build(network.config, outputs)
-    # The network's other weights are loaded already: require only those of the new heads.
+    # The network's other weights are loaded already: require only the new heads' weights.
     expected = {name: tensor for name, tensor in network.state_dict().items() if name in names}
     assembled = own.assembled(names, expected, like.dtype)
     network.load_state_dict(assembled, strict=False, assign=True)
@@ -212,9 +214,9 @@ def _check_base(base: Model, adapter: Adapter) -> None:
     """Refuse a base that the adapter was not trained over: the predictions would be nonsense."""
     if is_quantised(base.network):
         remedy = "merge it into the model it was trained over (bertsmith merge), and quantise that"
-        raise UserError("quantised weights take no adapters", where=str(adapter.folder), remedy=remedy)
+        raise UserError("quantised weights do not support adapters", where=str(adapter.folder), remedy=remedy)
     if adapter.base_fingerprint not in ("", fingerprint(base.network)):
-        what = "the adapter was trained over another base than this one: their weights differ"
+        what = "the adapter was trained over another base: the weights differ"
         remedy = "give the base that the adapter was trained over, with `base`"
         raise UserError(what, where=str(adapter.folder), remedy=remedy)
 
@@ -228,15 +230,15 @@ def _sorted_tensors(
     for name, tensor in adapter.tensors.items():
         found = LOW_RANK_NAME.fullmatch(name)
         if found is None and ".lora_" in name:
-            what = f"{name} is no part of plain LoRA on a linear layer"
+            what = f"{name} is not part of plain LoRA on a linear layer"
             raise UserError(what, where=str(adapter.weights_file), remedy="adapt linear layers only")
         if found is None:
             whole[name] = tensor
             continue
-        # An adapter over the bare encoder has no prefix before its names.
+        # The names of an adapter over the bare encoder lack a prefix.
         layer = next((each for each in (found["layer"], prefix + found["layer"]) if each in layers), None)
         if layer is None:
-            what = f"{found['layer']} is no linear layer of the base, a {network.config.model_type} model"
+            what = f"{found['layer']} is not a linear layer of the base, a {network.config.model_type} model"
             remedy = "give the base that the adapter was trained over, with `base`"
             raise UserError(what, where=str(adapter.weights_file), remedy=remedy)
         low_rank.setdefault(layer, {})[found["part"]] = tensor
@@ -251,7 +253,7 @@ def _adapters(
     for name, parts in low_rank.items():
         layer = layers[name]
         linear = network.get_submodule(layer.ours)
-        assert isinstance(linear, nn.Linear), "published_layers gives no others"
+        assert isinstance(linear, nn.Linear), "published_layers returns linear layers only"
         inputs, outputs = linear.in_features, linear.out_features // layer.stacked
         shapes = {part: list(tensor.shape) for part, tensor in parts.items()}
         rank = next(iter(shapes.get("A", ())), 0)
@@ -268,7 +270,7 @@ def _adapters(
 def _wanted_heads(
     adapter: Adapter, architecture: Architecture[Any], finetuned: FinetunedTask | None
 ) -> tuple[str, ...]:
-    """Return the heads that the adapter was trained with; () to keep the base's if it does not say."""
+    """Return the heads that the adapter was trained with; () keeps the base's heads."""
     mapping = adapter.config.get("auto_mapping") or {}
     published_class = mapping.get("base_model_class") if isinstance(mapping, dict) else None
     task_type = adapter.config.get("task_type")
@@ -278,7 +280,7 @@ def _wanted_heads(
     if head is None:
         return architecture.classes.get(str(published_class), ())
     if head not in architecture.heads:
-        what = f"{architecture.model_type} models have no {head} head, which the adapter was trained with"
+        what = f"{architecture.model_type} models lack the {head} head that the adapter was trained with"
         remedy = "give the base that the adapter was trained over, with `base`"
         raise UserError(what, where=str(adapter.folder), remedy=remedy)
     return (head, *architecture.heads[head].needs)
@@ -368,14 +370,14 @@ def write_adapter(folder: Path, network: Network, head: str, *, shape: LoraShape
 
 
 def _class_with(architecture: Architecture[Any], head: str) -> dict[str, str]:
-    """Return the location in transformers of a class with a head that peft has no task type for."""
+    """Return the name in transformers of a class for a head that peft does not have a task type for."""
     published = next(name for name, heads in architecture.classes.items() if head in heads)
     room = architecture.model_type.replace("-", "_")
     return {"base_model_class": published, "parent_library": f"transformers.models.{room}.modeling_{room}"}
 
 
 def _shortest_suffixes(targets: Iterable[str], universe: Iterable[str]) -> list[str]:
-    """Return the shortest ends of names by which peft finds these layers and no others."""
+    """Return the shortest name endings that make peft find these layers and no others."""
     targets = list(targets)
     others = [f".{name}" for name in set(universe) - set(targets)]
     chosen = set()

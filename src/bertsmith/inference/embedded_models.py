@@ -1,7 +1,7 @@
-"""The models that come with the package, and the abilities for which each is the default.
+"""The models that come with the package, and the default abilities of each.
 
-A model is a folder of its name in the package's data. Missing folders are skipped: adding the folder adds the
-model, and a task without an embedded model asks for one.
+Each model is a folder of its name in the package's data. Missing folders are skipped: adding the folder adds
+the model, and a task without an embedded model requires one from the user.
 """
 
 from pathlib import Path
@@ -14,8 +14,10 @@ EMBEDDED_MODELS: dict[str, tuple[str, ...]] = {
     "bertsmith-small-entities": ("tag",),
     "bertsmith-small-questions": ("answer",),
 }
-"""Abilities for which each is the default model; of several, the first. A model named after another is an
-adapter over it and names it as its base."""
+"""Abilities that each model is the default for; if several models share one, the first.
+
+A model with another model's name as prefix is an adapter over it, and names it as its base.
+"""
 
 
 def embedded_models() -> dict[str, Path]:

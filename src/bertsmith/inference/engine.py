@@ -66,10 +66,10 @@ def usable_device(device: str) -> torch.device:
         chosen = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = shorten(str(error).splitlines()[0], 80, placeholder=" ...")
-        remedy = "choose auto, cpu, or cuda where there is a GPU"
+        remedy = "choose auto or cpu, or cuda on a machine with a GPU"
         raise UserError(f"cannot use the device {device!r} ({reason})", remedy=remedy) from error
     if chosen.type == "meta":
-        raise UserError("the meta device computes nothing", remedy="choose auto, cpu or cuda")
+        raise UserError("the meta device cannot compute", remedy="choose auto, cpu or cuda")
     return chosen
 
 
@@ -79,8 +79,8 @@ def usable_device(device: str) -> torch.device:
 def make_ready(device: torch.device) -> None:
     """Start the threads of a CPU.
 
-    While they start, every thread that calls torch for the first time would be left with one core. So this is
-    better done when a model is opened than while requests are running.
+    While they start, any thread that calls torch for the first time would be limited to one core. So call
+    this when a model is opened, not while requests are running.
     """
     if (streams := streams_for(sys.maxsize, device)) > 1:
         _workers_of(streams)
@@ -128,7 +128,7 @@ def _workers(streams: int) -> ThreadPoolExecutor:
     try:
         for each in [workers.submit(all_there.wait) for _ in range(streams)]:
             each.result()
-    except RuntimeError:  # the machine gives no more threads
+    except RuntimeError:  # the machine cannot create more threads
         all_there.abort()
         workers.shutdown()
         raise
@@ -139,14 +139,14 @@ def _workers(streams: int) -> ThreadPoolExecutor:
 
 
 def _take_one_core() -> None:
-    torch.get_num_threads()  # at its first call a thread inherits what others have set
+    torch.get_num_threads()  # at its first call a thread inherits the number that others have set
     torch.set_num_threads(1)
 
 
 def _forget_workers() -> None:
-    """Forget the threads in a forked process, which has none of them and must not wait for them."""
+    """Forget the threads in a forked process: they do not exist there, so it must not wait for them."""
     global _making  # noqa: PLW0603
-    _making = Lock()  # the owner of the old lock at the fork is not there to release it
+    _making = Lock()  # the thread that held the old lock does not exist after the fork
     _workers.cache_clear()
 
 

@@ -97,7 +97,7 @@ class Features:
 def open_features(folder: Path | str) -> Features:
     """Open the features that `bertsmith features` or `extract_features` wrote."""
     place = Path(folder).expanduser()
-    facts = read_json(place / FEATURES_FILE, remedy="name a folder that `bertsmith features` has written")
+    facts = read_json(place / FEATURES_FILE, remedy="give a folder written by `bertsmith features`")
     if facts.get("format") != 1:
         remedy = "open it with a newer bertsmith"
         raise UserError(f"has format {facts.get('format')!r}, not 1", where=str(place), remedy=remedy)
@@ -106,12 +106,14 @@ def open_features(folder: Path | str) -> Features:
     texts, tokens = facts.get("texts", -1), facts.get("tokens", -1)
     rows = {name: (tokens,) for name in arrays} | {"starts": (lines.size + 1,)}
     if any(arrays[name].shape[:1] != rows[name] for name in arrays) or lines.shape != (texts,):
-        raise UserError("its arrays do not fit each other", where=str(place), remedy="make the features anew")
+        raise UserError(
+            "its arrays do not fit together", where=str(place), remedy="extract the features again"
+        )
     return Features(facts, **arrays, lines=lines)
 
 
 def _opened(file: Path) -> NDArray[Any]:
-    remedy = "copy the whole folder again, or make the features anew"
+    remedy = "copy the whole folder again, or extract the features again"
     try:
         return open_array(file, remedy=remedy)
     except FileNotFoundError as error:
@@ -166,12 +168,12 @@ def writing_features(bert: Bert, request: FeatureRequest) -> Iterator["FeatureWr
                 writer.arrays[name] = files.enter_context(GrowingNpy(place / f"{name}.npy", *form, rows=rows))
             try:
                 yield writer
-            except UserError:  # the user corrects the input, which makes it another one
+            except UserError:  # the user corrects the input, so the next call has another one
                 shutil.rmtree(place)
                 raise
             writer.write_facts()
         if request.out.is_dir():
-            request.out.rmdir()  # it is empty, as was checked
+            request.out.rmdir()  # an empty folder, as was checked
         place.rename(request.out)
 
 

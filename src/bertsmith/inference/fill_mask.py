@@ -78,17 +78,17 @@ class Masked:
 def encode_masked(
     engine: Engine, texts: Sequence[str | TokenizedText], *, truncate: bool, first: int = 0
 ) -> list[Masked]:
-    """Encode texts in which the mask token is a mask and not plain text; number them from `first`."""
+    """Encode texts with the mask token read as a mask, not as plain text; number them from `first`."""
     if not engine.tokenizer.has_mask:
         remedy = "let it continue a text instead: bertsmith fill TEXT --extend N, in Python bert.extend"
-        raise UserError("the tokenizer of this model has no mask to fill", remedy=remedy)
+        raise UserError("the tokenizer of this model lacks a mask token", remedy=remedy)
     spelled = [text.text if isinstance(text, TokenizedText) else text for text in texts]
     for number, text in enumerate(spelled, start=first):
         if not isinstance(text, str):
             what = f"is {type(text).__name__}, not a text"
             raise UserError(what, index=number, remedy="a text with masks is a str")
     mask = engine.tokenizer.mask_token
-    # Only here is a special token in a text special: elsewhere it is plain text.
+    # Only here are special tokens in a text special: elsewhere they are plain text.
     encoded = engine.reader.encode(texts, truncate=truncate, allow_special=(mask,), first=first)
     masked = []
     for number, (text, each) in enumerate(zip(spelled, encoded, strict=True), start=first):
@@ -103,12 +103,12 @@ def _without_mask(engine: Engine, text: str, index: int) -> UserError:
     """Return the error for a text without a mask, or with truncation of all its masks."""
     mask = engine.tokenizer.mask_token
     if mask_offsets(text, engine.tokenizer):
-        what = f"was cut to the {engine.reader.longest} tokens that the model takes, which left no {mask}"
-        return UserError(what, index=index, remedy=f"shorten what stands before the {mask}")
+        what = f"was cut to the model's {engine.reader.longest} tokens, and the {mask} was lost"
+        return UserError(what, index=index, remedy=f"shorten the text before the {mask}")
     # The mask of another model, or a gap as drawn on paper.
     similar = LIKE_A_MASK.search(text)
-    where = f"in place of {similar[0]}" if similar and similar[0] != mask else "where a token is wanted"
-    return UserError(f"has no {mask}", index=index, remedy=f"write {mask} {where}")
+    where = f"in place of {similar[0]}" if similar and similar[0] != mask else "in place of a token"
+    return UserError(f"lacks a {mask}", index=index, remedy=f"write {mask} {where}")
 
 
 def mask_offsets(text: str, tokenizer: Tokenizer) -> list[tuple[int, int]]:
@@ -135,7 +135,7 @@ def check_one_mask(engine: Engine, masked: Masked, offsets: Iterable[int], index
     beside = {view.offset for view in engine.network.encoder.word_views()}.intersection(offsets)
     if beside and len(masked.indices) > 1:
         mask = engine.tokenizer.mask_token
-        what = f"has {len(masked.indices)} {mask}, and this model was trained without any"
+        what = f"has {len(masked.indices)} {mask}, but this model was trained without masks"
         raise UserError(what, index=index, remedy=f"fill one {mask} at a time")
 
 
@@ -157,7 +157,8 @@ def fill_each_mask(
             for rows_P in torch.split(is_mask_T.nonzero().flatten(), MASKS_AT_ONCE)
             for row_V in word_log_probabilities(engine, hidden_TD, rows_P)
         ]
-        # The masks of all sequences are in one row; those of a sequence begin at the count of all before.
+        # The masks of all sequences are in one row; a sequence's masks begin at the count of all earlier
+        # ones.
         before = [0, *is_mask_T.cumsum(0).tolist()]
         return [of_masks[before[start] : before[end]] for start, end in batch.layout.bounds()]
 
@@ -178,14 +179,14 @@ def extend_text(engine: Engine, text: str, count: int) -> Iterator[Extension]:
 
     After `count` tokens, up to `REST_OF_WORD` more complete the last word, while the best one continues it.
 
-    A model that looks to the left keeps its states and reads a new token alone. In others every token attends
-    to all: a new one changes the states of all before it, and the whole text is read again, before a mask.
+    A model that looks to the left keeps its states and reads a new token alone. In other models every token
+    attends to all others: a new one changes all states, so the whole text is read again, before a mask.
     """
     check_count("count", count)
     views = engine.network.encoder.word_views()
     if all(view.offset > 0 for view in views):
-        what = "this model was trained from right to left and cannot say what comes next"
-        raise UserError(what, remedy="take one that was trained from left to right, or with masks")
+        what = "this model was trained from right to left and cannot predict the next token"
+        raise UserError(what, remedy="use one that was trained from left to right, or with masks")
     ahead = next((view for view in views if view.offset < 0), None)
     before, after = _split_at_end(engine, text, count, at_a_mask=ahead is None)
     guess = _BeforeMask(engine, after) if ahead is None else _FromLeft(engine, ahead)
@@ -246,8 +247,8 @@ def _split_at_end(engine: Engine, text: str, count: int, *, at_a_mask: bool) -> 
     """Return the tokens before and after the new ones."""
     tokenizer, limit = engine.tokenizer, engine.network.config.positions
     if isinstance(text, str) and tokenizer.has_mask and tokenizer.mask_token in text:
-        what = f"the text has a {tokenizer.mask_token} already"
-        raise UserError(what, remedy="fill it first, or leave it out")
+        what = f"the text already has a {tokenizer.mask_token}"
+        raise UserError(what, remedy="fill it first, or remove it")
     (encoded,) = engine.reader.encode([text], truncate=False)
     end = 1 + max(row for row, sequence in enumerate(encoded.sequence) if sequence == 0)
     after: list[int] = []
@@ -258,7 +259,7 @@ def _split_at_end(engine: Engine, text: str, count: int, *, at_a_mask: bool) -> 
         rest = [stop.ids[row] for row, own in enumerate(stop.sequence) if own == 0]
         after = [tokenizer.mask_id, *rest, *encoded.ids[end:]]
     if (needed := end + count + len(after)) > limit:
-        what = f"the longer text would have {needed} tokens but the model takes {limit}"
+        what = f"the longer text would have {needed} tokens, but the model takes {limit}"
         raise UserError(what, remedy="shorten the text or add fewer")
     return encoded.ids[:end], after
 
@@ -296,8 +297,9 @@ def fill_jointly(engine: Engine, masked: Masked, top: int, beam: int) -> list[Fi
     check_count("top", top)
     check_count("beam", beam)
     if beam < top:
-        raise UserError(f"a beam of {beam} cannot give {top} fillings", remedy="make beam at least top")
-    check_one_mask(engine, masked, (1,))  # masks are filled from the left: it would see those that are left
+        raise UserError(f"a beam of {beam} cannot return {top} fillings", remedy="make beam at least top")
+    # Masks are filled from the left: the model would see the remaining masks.
+    check_one_mask(engine, masked, (1,))
     partials = [_Partial(masked.encoded)]
     for index in masked.indices:
         partials = _extend(engine, partials, index, beam)
@@ -334,7 +336,7 @@ def _extend(engine: Engine, partials: Sequence[_Partial], index: int, beam: int)
 def check_count(name: str, value: object) -> None:
     """Reject a value that is not a positive whole number."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise UserError(f"{name} is {value!r}", remedy="a whole number from 1 on is expected")
+        raise UserError(f"{name} is {value!r}", remedy="give a whole number from 1 on")
 
 
 def word_log_probabilities(engine: Engine, hidden_TD: Tensor, rows_P: Tensor) -> Tensor:
@@ -345,7 +347,7 @@ def word_log_probabilities(engine: Engine, hidden_TD: Tensor, rows_P: Tensor) ->
 def scores_of_tokens(engine: Engine, scores_PV: Tensor) -> Tensor:
     """Return scores of words in fp32, -inf for rows of the vocabulary without a token."""
     scores_PV = scores_PV.float()
-    # Rows without a token (the matrix is rounded up, ids have gaps) mean nothing.
+    # Rows without a token (padding of the matrix, gaps in the ids) have meaningless scores.
     scores_PV[:, engine.tokenizer.vocabulary_size :] = float("-inf")
     scores_PV[:, list(engine.tokenizer.gaps)] = float("-inf")
     return scores_PV
@@ -358,7 +360,7 @@ def best_candidates(engine: Engine, log_probabilities_V: Tensor, wanted: int) ->
 
 
 def _best(engine: Engine, log_probabilities_V: Tensor, wanted: int) -> list[tuple[int, float]]:
-    """Return the most probable tokens with their log-probabilities, at most as many as there are."""
+    """Return the most probable tokens with their log-probabilities, as far as there are enough tokens."""
     tokens = engine.tokenizer.vocabulary_size - len(engine.tokenizer.gaps)
     best = log_probabilities_V.topk(min(wanted, tokens))
     return list(zip(best.indices.tolist(), best.values.tolist(), strict=True))

@@ -33,9 +33,9 @@ class FinetunedTask:
         return self.config.head.cls == "raw"
 
     def check_exportable(self, where: Path) -> None:
-        """Raise an error if other tools' formats cannot contain what it learned."""
+        """Raise an error if the formats of other tools cannot contain what it learned."""
         if self.mix:
-            what = "has a BiLSTM over the encoder's layers, which has no place in a published model"
+            what = "has a BiLSTM over the encoder's layers, which published formats cannot contain"
             remedy = "fine-tune without it to export (head.reader = linear, head.encoder = tuned)"
             raise UserError(what, where=str(where), remedy=remedy)
 
@@ -51,7 +51,7 @@ def read_finetuned(folder: Path) -> FinetunedTask | None:
         return FinetunedTask(config)
     file, remedy = folder / MIX_FILE, "copy the whole folder again, or fine-tune again"
     if not file.is_file():
-        raise UserError("is missing, and task.json speaks of it", where=str(file), remedy=remedy)
+        raise UserError("is missing, but task.json requires it", where=str(file), remedy=remedy)
     return FinetunedTask(config, read_safetensors(file, remedy=remedy))
 
 

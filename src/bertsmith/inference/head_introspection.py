@@ -30,9 +30,9 @@ HeadKind = Literal["previous", "next", "itself", "first", "separator", "broad", 
 MAP_CELLS = 24
 """Maximum cells of a small map, each way; a longer text is pooled."""
 CLEAR_SHARE = 0.4
-"""Fraction of its attention at one place from which a head is named after that place."""
+"""Minimum fraction of its attention at one place for a head to be named after that place."""
 BROAD_ENTROPY = 0.75
-"""Fraction of the largest possible entropy from which an otherwise unnamed head is called broad."""
+"""Minimum fraction of the largest possible entropy for an otherwise unnamed head to be called broad."""
 MIN_DISTANCE = 2
 """Minimum distance, in tokens, between two that are worth showing: heads that read a neighbour are common."""
 MOST_READ = 6
@@ -45,7 +45,7 @@ FUNCTION_WORD_LIST = (
 )
 PRONOUNS = frozenset(PRONOUN_LIST.split())
 FUNCTION_WORDS = PRONOUNS | frozenset(FUNCTION_WORD_LIST.split())
-"""English words that say little by themselves: a head that reads one is seldom a good example."""
+"""English words with little meaning by themselves: a head that reads one is seldom a good example."""
 CONTINUES = "##"
 """Prefix of a piece that continues a word."""
 MARKS = "##\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}\N{LOWER ONE EIGHTH BLOCK}"
@@ -62,7 +62,7 @@ class HeadSummary:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """An example for a view to begin with: a head in which a token reads another, distant one."""
+    """An example for a view to begin with: a head, and a token that reads a distant other one."""
 
     layer: int
     head: int
@@ -149,12 +149,10 @@ def inspect_head_steps(bert: Bert, text: TextInput, layer: int, head: int, token
     check_head(bert, layer, head)
     encoded, batch = _one_sequence(bert, text)
     if not 0 <= token < len(encoded):
-        raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")
+        raise UserError(f"token {token} does not exist", remedy=f"choose one from 0 to {len(encoded) - 1}")
     if not _config(bert).plain_attention:
-        what = (
-            "the scores of this model are not a product of one query and one key: they add relative positions"
-        )
-        raise UserError(what, remedy="take a BERT for this view")
+        what = "this model's scores are not a product of one query and one key: they add relative positions"
+        raise UserError(what, remedy="use a BERT for this view")
     found: list[Tensor] = []
 
     def see(number: int, vectors: Vectors, rule: AttentionRule) -> None:
@@ -183,14 +181,14 @@ def check_head(bert: Bert, layer: int, head: int | None) -> None:
 
 def _check_number(name: str, number: int, count: int) -> None:
     if not 0 <= number < count:
-        raise UserError(f"there is no {name} {number}", remedy=f"name one from 0 to {count - 1}")
+        raise UserError(f"{name} {number} does not exist", remedy=f"choose one from 0 to {count - 1}")
 
 
 def check_heads_are_whole(bert: Bert) -> None:
     """Reject a model with pruned heads, which do not fit into a table of layers and heads."""
     if _config(bert).layer_heads:
-        what = "heads of this model were pruned, and this view wants all of them"
-        raise UserError(what, remedy="look at the model that it was pruned from")
+        what = "heads of this model were pruned, but this view requires all of them"
+        raise UserError(what, remedy="use the model that it was pruned from")
 
 
 # ---- one layer after another

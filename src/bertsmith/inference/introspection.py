@@ -26,7 +26,7 @@ from bertsmith.text.tokenizer import Encoded
 
 NOWHERE = -1
 UNSPACED = ("CJK", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR")
-"""Prefixes of Unicode names of letters in scripts that put no space between words."""
+"""Prefixes of Unicode names of letters in scripts without spaces between words."""
 
 MaskedAs = Literal["", "mask", "random", "kept"]
 
@@ -43,7 +43,7 @@ class InspectedToken:
     """First code point in its own text; -1, like `end`, for a token that the template added."""
     end: int
     masking: MaskedAs
-    """"" if it is not to be predicted; else what is shown: a mask, a random token or the token itself."""
+    """Kind of the shown token: a mask, a random token or the token itself; "" if it is not predicted."""
     shown: str
     """Token that the model sees in its place."""
 
@@ -96,9 +96,9 @@ class Senses:
 
 
 def inspect_tokens(bert: Bert, text: TextInput, seed: int) -> InspectedTokens:
-    """Return the tokens of a text or pair, with a fresh masking as published: 15 %, of these 80-10-10.
+    """Return the tokens of a text or pair, with a fresh masking as published: 15 %, 80-10-10 of them.
 
-    A model whose tokenizer has no mask masks nothing.
+    A model without a mask token masks nothing.
     """
     (encoded,) = bert.reader.encode([text], truncate=False)
     masked = masked_tokens(token_masker(bert), encoded, seed) if bert.tokenizer.has_mask else {}
@@ -141,11 +141,11 @@ def inspect_senses(
         (number, *span) for number, each in enumerate(several) for span in _found(word, str(each.text))
     ]
     if not occurrences:
-        remedy = f"write sentences in which {word!r} stands as a word"
-        raise UserError(f"no sentence holds {word!r}", remedy=remedy)
+        remedy = f"write sentences with {word!r} as a separate word"
+        raise UserError(f"none of the sentences contains {word!r}", remedy=remedy)
     if max_occurrences is not None and len(occurrences) > max_occurrences:
         what = (
-            f"the word stands {len(occurrences)} times in the sentences; at most {max_occurrences} are shown"
+            f"the word occurs {len(occurrences)} times in the sentences; at most {max_occurrences} are shown"
         )
         raise UserError(what)
 
@@ -196,7 +196,7 @@ def _found(word: str, text: str) -> Iterator[tuple[int, int]]:
     # Not with a regular expression: ignoring case, re takes as many steps as word times text.
     wanted = word.strip().casefold() if isinstance(word, str) else ""
     if not wanted:
-        raise UserError("no word was given", remedy="name the word whose senses are wanted")
+        raise UserError("the word is missing", remedy="give the word to compare")
     folded = text.casefold()
     # Some letters fold to several, as \u00df does; if none does, offsets do not change.
     same = len(folded) == len(text)
@@ -233,7 +233,7 @@ def _rows(encoded: Encoded, span: list[int]) -> list[int]:
         if encoded.sequence[row] >= 0 and start < last and end > first
     ]
     if not rows:
-        raise UserError("the word has no token that the model can read", remedy="take another word")
+        raise UserError("the model cannot read any token of the word", remedy="use another word")
     return rows
 
 

@@ -130,7 +130,7 @@ def inspect_embedding(bert: Bert, text: TextInput, token: int) -> list[Embedding
     """Return the vectors that are added up for one token, their sum, and the normalised sum."""
     (encoded,) = bert.reader.encode([text], truncate=False)
     if not 0 <= token < len(encoded):
-        raise UserError(f"there is no token {token}", remedy=f"name one from 0 to {len(encoded) - 1}")
+        raise UserError(f"token {token} does not exist", remedy=f"choose one from 0 to {len(encoded) - 1}")
     embeddings = need(bert.engine.network.encoder.input, "vectors that are added up for a token")
     batch = pack([encoded.ids], [encoded.segments]).to(bert.engine.device)
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 A masked model gives the pseudo-log-likelihood (Salazar et al. 2020): each token is masked once and predicted
 from all others, so a text of n tokens is read n times. A one-sided model reads a text once and predicts each
-token from those on its side (the chain rule). Special tokens are context and are not scored.
+token from the tokens on its side (the chain rule). Special tokens are context and are not scored.
 
 Shapes: T tokens of all texts, P predicted tokens, D model width.
 """
@@ -34,14 +34,14 @@ GPU_ROWS_AT_ONCE = 2048
 
 @dataclass(frozen=True, slots=True)
 class _Predictions:
-    """A batch, the rows of the predicted tokens, these tokens, and their places among those of all texts."""
+    """A batch, the rows of the predicted tokens, these tokens, and their indices among all texts' tokens."""
 
     batch: PackedBatch
     rows_P: Integers
     tokens_P: Integers
     places_P: Integers
     ended: int
-    """Number of texts whose last token is in this batch."""
+    """Number of texts that end in this batch."""
 
 
 def likelihoods(engine: Engine, texts: Iterable[str], *, truncate: bool) -> list[Likelihood]:
@@ -67,7 +67,7 @@ def read_texts(
 ) -> list[TokenizedText]:
     """Return the tokens of texts between the special tokens that predict the outermost ones.
 
-    GPT-2 has no template, but its documents run on with such a token between them.
+    GPT-2 lacks a template, but its documents continue with such a token between them.
     """
     tokenizer, offsets = engine.tokenizer, [view.offset for view in engine.network.encoder.word_views()]
     ends = [Encoded([], [], [], [], [])] * 2
@@ -125,7 +125,7 @@ def token_log_probabilities(
         values.append(values_P)
         advance(given.ended)
     found_T = np.full(sequences.tokens, np.nan)
-    found_T[np.concatenate(places)] = torch.cat(values).double().cpu().numpy()  # a GPU is waited for once
+    found_T[np.concatenate(places)] = torch.cat(values).double().cpu().numpy()  # wait for a GPU only once
     return np.split(found_T, sequences.starts_S1[1:-1])
 
 
@@ -180,7 +180,8 @@ def _log_probabilities(engine: Engine, views: Sequence[Tensor], tokens_P: Tensor
 
 
 def _likelihood(text: TokenizedText, scores_T: Doubles, *, is_pseudo: bool) -> Likelihood:
-    end = max(end for _, end in text.encoded.offsets)  # of what was read, if the text was truncated
+    # the end of the part that was read, if the text was truncated
+    end = max(end for _, end in text.encoded.offsets)
     return Likelihood(
         log_likelihood=float(np.nansum(scores_T)),
         tokens=int(np.isfinite(scores_T).sum()),
@@ -192,7 +193,7 @@ def _likelihood(text: TokenizedText, scores_T: Doubles, *, is_pseudo: bool) -> L
 
 def _words(text: TokenizedText, scores_T: Doubles) -> tuple[WordLikelihood, ...]:
     """Return the words of a text, each with the sum over its pieces."""
-    from bertsmith.inference.text_words import TextWords  # it imports what only the words of texts need
+    from bertsmith.inference.text_words import TextWords  # it imports modules that only words need
 
     cut = TextWords.of(text)
     sums, number = [0.0] * len(cut.words), len(cut.words) - 1

@@ -55,8 +55,8 @@ if TYPE_CHECKING:
 
 Precision = Literal["auto", "fp32", "bf16", "int8"]
 NOT_FOR_SIMILARITY = (
-    "the folder has no modules.json, so the model was probably not trained for similarity: its vectors rank "
-    "texts far worse than those of a sentence model, such as sentence-transformers/all-MiniLM-L6-v2"
+    "the folder lacks modules.json, so the model was probably not trained for similarity: its vectors rank "
+    "texts far worse than a sentence model's, for example sentence-transformers/all-MiniLM-L6-v2"
 )
 HEAD_OF_ABILITY = {"fill": "mlm", "extend": "mlm", "next": "nsp"}
 """Pre-training heads by ability; the kinds of tasks know their heads, and `embed` and `look` need none."""
@@ -95,7 +95,9 @@ def load(
     folder = default_model() if folder is None else model_folder(folder)
     adapter = read_adapter(folder) if is_adapter(folder) else None
     if base is not None and adapter is None:
-        raise UserError("is no adapter, and needs no base", where=str(folder), remedy="leave the base out")
+        raise UserError(
+            "is not an adapter, so it does not need a base", where=str(folder), remedy="remove the base"
+        )
     whole = folder if adapter is None else base_folder(folder, given=base)
     model = read_model(whole, dtype=torch.bfloat16 if chosen == "bf16" else torch.float32)
     finetuned = read_finetuned(folder)
@@ -122,7 +124,9 @@ def load_task_model(
     bert = load(folder, device=device, precision=precision, base=base)
     if bert.finetuned is None:
         remedy = "give the folder of a `bertsmith finetune` run"
-        raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
+        raise UserError(
+            "was not fine-tuned by bertsmith: it lacks task.json", where=str(folder), remedy=remedy
+        )
     from bertsmith.inference.task_model import task_model_of  # it imports what only training needs
 
     return task_model_of(bert.engine.network, bert.finetuned, bert.engine)
@@ -134,17 +138,19 @@ def has_tokenizer(folder: Path) -> bool:
 
 
 def check_vocabulary(model: Model, tokenizer: Tokenizer, *, where: str) -> None:
-    """Reject a tokenizer with ids that the model has no embedding for."""
+    """Reject a tokenizer with ids that the model does not have embeddings for."""
     rows, entries = model.network.config.vocabulary, tokenizer.vocabulary_size
     if entries > rows:
-        what = f"the tokenizer has {entries} entries but the model {rows} embedding rows"
-        raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
+        what = f"the tokenizer has {entries} entries, but the model has {rows} embedding rows"
+        raise UserError(what, where=where, remedy="use the tokenizer that the model was trained with")
     if rows - entries > MAX_SPARE_ROWS:
-        log.warning("%s: %d of the model's %d embedding rows have no token", where, rows - entries, rows)
+        log.warning(
+            "%s: %d of the model's %d embedding rows are without a token", where, rows - entries, rows
+        )
     segments = 1 + max([0, *tokenizer.encode("a").segments, *tokenizer.closed.encode("a", "a").type_ids])
     if segments > model.network.config.segments > 1:
         what = f"the tokenizer numbers {segments} segments but the model has {model.network.config.segments}"
-        raise UserError(what, where=where, remedy="put the tokenizer there that the model was trained with")
+        raise UserError(what, where=where, remedy="use the tokenizer that the model was trained with")
 
 
 class Bert:
@@ -190,14 +196,17 @@ class Bert:
     def with_adapter(self, folder: Path | str) -> "Bert":
         """Return this model with the adapter of a folder and its heads; all other weights are shared.
 
-        Nothing is merged: low-rank products are computed in addition to those of the shared weights, so that
-        many adapters cost little more than one model. `load` merges, which computes faster.
+        Nothing is merged: low-rank products are added to the products of the shared weights, so that many
+        adapters cost little more than one model. `load` merges, which computes faster.
 
         Example: bertsmith.load("models/bert-base").with_adapter("runs/sst2-lora").classify(["A warm day."])
         """
         folder = model_folder(folder)
         if self._int8:
-            what, remedy = "8-bit weights take no adapters", "load the adapter's folder by itself in int8"
+            what, remedy = (
+                "8-bit weights do not support adapters",
+                "load the adapter's folder by itself in int8",
+            )
             raise UserError(what, where=str(folder), remedy=remedy)
         finetuned = read_finetuned(folder)
         model = adapted_model(self.model, read_adapter(folder), finetuned)
@@ -276,7 +285,7 @@ class Bert:
         """
         sentence = self.model.sentence
         if sentence.unsupported and (pooling is None or normalize is None):
-            what = f"vectors are made here by {sentence.unsupported}, which bertsmith does not do"
+            what = f"this folder makes vectors by {sentence.unsupported}, which bertsmith does not support"
             raise UserError(what, where="modules.json", remedy="choose both pooling and normalize yourself")
         chosen = sentence.pooling if pooling is None else pooling
         self._check_pooling(chosen)
@@ -299,7 +308,7 @@ class Bert:
             self._need("pooler", "embed texts by it")
         if pooling in ("cls", "pooler") and (seen := self.model.network.config.first_token_sees()):
             what = f"the first token of this model sees {seen}"
-            raise UserError(what, remedy="choose another pooling, such as mean")
+            raise UserError(what, remedy="choose another pooling, for example mean")
 
     @cached_property
     def _direction_of_no_text(self) -> Tensor:
@@ -345,14 +354,14 @@ class Bert:
         return likelihoods(self.engine, texts, truncate=truncate)
 
     def next_sentence(self, first: str, second: str, *, truncate: bool = False) -> NextSentence:
-        """Predict whether the second text follows the first."""
+        """Predict if the second text follows the first."""
         (answer,) = self.next_sentences([(first, second)], truncate=truncate)
         return answer
 
     def next_sentences(
         self, pairs: Iterable[tuple[str, str] | TokenizedText], *, truncate: bool = False
     ) -> list[NextSentence]:
-        """Predict for each pair whether its second text follows the first."""
+        """Predict for each pair if its second text follows the first."""
         self._need("nsp", ABILITIES["next"])
         network = self.engine.network
         next_label = architecture_of(network.config.model_type).next_label
@@ -367,7 +376,7 @@ class Bert:
     def classify(self, texts: Iterable[TextInput], *, truncate: bool = False) -> list[Classification]:
         """Return the class of each text or pair, or its classes if it may have several.
 
-        A fine-tuned folder has its own rule for long texts, and `truncate` adds nothing to it.
+        The rule of a fine-tuned folder for long texts applies regardless of `truncate`.
         """
         return finished(self.predictor("classify").classify_in_steps(texts, truncate=truncate))
 
@@ -457,14 +466,14 @@ class Bert:
             return
         model_type = self.model.network.config.model_type
         if head not in architecture_of(model_type).heads:
-            what = f"{model_type} models have no {head} head, which is required to {purpose}"
-            raise UserError(what, remedy="take a model of another family")
+            what = f"{model_type} models lack a {head} head, which is required to {purpose}"
+            raise UserError(what, remedy="use a model of another family")
         command = _training_of(head)
         make = f"make one with {command}, or " if command else ""
         remedy = f"{make}load a folder that was saved with it (heads here: {', '.join(self.heads) or 'none'})"
         if head == "mlm" and "replaced" in self.heads:
             remedy = "its generator has one: load the folder `generator` inside of this model's"
-        raise UserError(f"this model has no {lacking} head, which is required to {purpose}", remedy=remedy)
+        raise UserError(f"this model lacks the {lacking} head, which is required to {purpose}", remedy=remedy)
 
     def _lacking(self, head: str) -> str:
         """Return the first missing head that `head` depends on (or `head` itself), or ""."""
@@ -477,7 +486,7 @@ class Bert:
 
 
 def _training_of(head: str) -> str:
-    """Return a command that trains such a head, or "" if there is none."""
+    """Return a command that trains such a head, or ""."""
     if head in HEAD_OF_ABILITY.values():
         return "bertsmith pretrain"
     from bertsmith.tasks.kinds.registry import kinds_of_head

@@ -1,6 +1,6 @@
-"""Finding a model folder: a folder, that of a run, the best of several runs, or one in a cache.
+"""Finding a model folder: a folder, a run's, the best of several runs, or one in a cache.
 
-Nothing is downloaded: a name such as `org/name` is looked up where the Hugging Face tools keep models.
+Nothing is downloaded: a name such as `org/name` is looked up in the cache of the Hugging Face tools.
 """
 
 import os
@@ -18,7 +18,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 SPREAD_FILE = "spread.json"
 """File next to the folders of several runs: the result of each, and the best one."""
 HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
-"""A model's name on the hub; the oldest have no organisation."""
+"""A model's name on the hub; the oldest names lack an organisation."""
 
 
 def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.environ) -> Path:
@@ -26,7 +26,7 @@ def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.envir
     with reporting_missing_homes(given):
         folder = Path(given).expanduser()
     if folder.is_file():
-        remedy = f"give the folder that holds it, {folder.parent}"
+        remedy = f"give its folder, {folder.parent}"
         raise UserError("is a file, not a model folder", where=str(folder), remedy=remedy)
     if not folder.is_dir():
         return embedded_models().get(str(given)) or _cached_folder(str(given), environment)
@@ -42,7 +42,7 @@ def model_folder(given: Path | str, *, environment: Mapping[str, str] = os.envir
     best = read_json(spread, remedy="run the study again").get("best") if spread.is_file() else None
     if best in runs:
         return folder / str(best) / "model"
-    what = f"holds {len(runs)} runs, and nothing says which is best"
+    what = f"contains {len(runs)} runs, without a record of the best one"
     remedy = f"give one of them: {', '.join(str(folder / name) for name in runs)}"
     raise UserError(what, where=str(folder), remedy=remedy)
 
@@ -68,12 +68,12 @@ def _cached_folder(name: str, environment: Mapping[str, str]) -> Path:
         snapshots = [each for each in snapshots if each.name == commit]
     if HUB_NAME.fullmatch(name) and len(snapshots) == 1:
         return snapshots[0]
-    what, remedy = "there is no such folder", "give the path of a folder on this machine"
+    what, remedy = "this folder does not exist", "give the path of a folder on this machine"
     if HUB_NAME.fullmatch(name) and "/" in name:
-        what = f"{what}, and no model of this name in {cache}"
-        remedy = f"{remedy}, or fetch the model with: hf download {name}"
+        what = f"{what}, and {cache} lacks a model of this name"
+        remedy = f"{remedy}, or download the model with: hf download {name}"
     elif name.startswith("bertsmith"):
-        remedy = f"{remedy}, or one that comes with bertsmith ({', '.join(embedded_models())})"
+        remedy = f"{remedy}, or use an included model ({', '.join(embedded_models())})"
     raise UserError(what, where=name, remedy=f"{remedy}; bertsmith itself downloads nothing")
 
 

@@ -25,7 +25,7 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class NextSentence:
-    """Prediction whether the second text follows the first, and the probability that it does."""
+    """Prediction that the second text follows the first or not, and the probability that it does."""
 
     follows: bool
     probability: float
@@ -115,7 +115,7 @@ Json = dict[str, Any]
 ABILITIES = {
     "fill": "predict words",
     "extend": "continue texts",
-    "next": "say whether one sentence follows another",
+    "next": "judge whether one sentence follows another",
     "classify": "classify texts",
     "score": "give texts a number",
     "tag": "tag words",
@@ -191,7 +191,7 @@ def answers_to_json(found: "Sequence[QuestionAnswer]") -> Json:
 
 
 def is_decided_by_threshold(answer: "QuestionAnswer") -> bool:
-    """Return True if another answer is more probable, but the no-answer threshold decided."""
+    """True if another answer is more probable, but the no-answer threshold decided."""
     return any(candidate.probability > answer.probability for candidate in answer.nbest)
 
 

@@ -33,11 +33,13 @@ def usable_precision(requested: str, device: torch.device) -> str:
     if requested == "auto":
         return fastest
     if requested == "bf16" and device.type == "cpu" and fastest != "bf16":
-        log.warning("this CPU has no bf16 products and would imitate them, many times slower: fp32 is taken")
+        log.warning(
+            "this CPU does not have bf16 products and would emulate them, many times slower: using fp32"
+        )
         return fastest
     if requested == "int8" and device.type == "cpu" and not has_int8_products():
         log.warning(
-            "this CPU has no 8-bit products (AVX-512 VNNI, AMX or ARM's dot products): "
+            "this CPU does not have 8-bit products (AVX-512 VNNI, AMX or ARM's dot products): "
             "int8 is hardly faster on it than fp32, or slower, and on x86 less exact"
         )
     return requested
@@ -50,13 +52,13 @@ def fastest_precision(device: torch.device) -> str:
 
 
 def takes_int8(network: Network, device: torch.device) -> bool:
-    """Return True if a network was calibrated for 8-bit products, and the device has them."""
+    """True if a network was calibrated for 8-bit products, and the device has them."""
     computable = device.type == "cpu" and has_int8_products() and bool(convertible_blocks(network))
     return computable and bool(stored_weights(network))
 
 
 def fast_network(network: Network, device: torch.device, over: Network | None = None) -> Network:
-    """Return the fastest form of the network on a device; with `over`, share the packed weights of it."""
+    """Return the fastest form of the network on a device; with `over`, share its packed weights."""
     fast = packed_network(network, over) if device.type == "cpu" else network
     return real_network(network) if fast is network else fast
 
@@ -64,13 +66,13 @@ def fast_network(network: Network, device: torch.device, over: Network | None = 
 def quantised_network(network: Network, reader: Reader, device: torch.device) -> Network:
     """Return the network with 8-bit products, calibrated before, or else on texts of the vocabulary."""
     if device.type != "cpu":
-        raise UserError("int8 is for a CPU", where="precision", remedy=f"take bf16 on {device.type}")
+        raise UserError("int8 is for a CPU", where="precision", remedy=f"use bf16 on {device.type}")
     if not can_pack(torch.float32):
-        raise UserError("this torch comes without oneDNN", where="precision", remedy="take fp32")
+        raise UserError("this build of torch lacks oneDNN", where="precision", remedy="use fp32")
     if not convertible_blocks(network):
         others = network.config.model_type
-        what = f"int8 is for layers as in BERT or ModernBERT, and those of {others} are others"
-        raise UserError(what, where="precision", remedy="take bf16 or fp32")
+        what = f"int8 supports layers as in BERT or ModernBERT, but not the layers of {others}"
+        raise UserError(what, where="precision", remedy="use bf16 or fp32")
     rest = torch.bfloat16 if fastest_precision(device) == "bf16" else torch.float32
     weights = stored_weights(network) or calibrated(network, [_calibration_batch(reader)])
     return int8_network(network, weights, rest)

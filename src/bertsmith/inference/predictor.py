@@ -110,7 +110,7 @@ class Predictor:
         encoded, scores_PC = predicted.encoded, predicted.predictions.scores
         tags_P = self.config.kind.predicted_targets(encoded, predicted.predictions)
         tagged: list[list[TaggedWord]] = [[] for _ in words]
-        # Windows and batches come in any order: sort them by sentence and word.
+        # Windows and batches arrive in any order: sort them by sentence and word.
         for row in np.lexsort((encoded.words_P2[:, 1], encoded.words_P2[:, 0])).tolist():
             sentence, number = encoded.words_P2[row].tolist()
             word, tag = words[sentence][number], int(tags_P[row])
@@ -153,7 +153,7 @@ class Predictor:
             texts = pair.text if isinstance(pair, TokenizedText) else pair
             for name, text in zip(("question", "passage"), texts, strict=True):
                 if isinstance(text, str) and not text.strip():
-                    raise UserError("is empty", field=name, index=number, remedy="give it some words")
+                    raise UserError("is empty", field=name, index=number, remedy="write some words")
         examples = [_question(each, number) for number, each in enumerate(self._tokenized(pairs))]
         if not examples:
             return []
@@ -168,8 +168,8 @@ class Predictor:
         for number, options in enumerate(questions):
             pairs = as_pairs(options)
             if len(pairs) < 2:
-                raise UserError(f"a choice among {len(pairs)} is none", remedy="give at least two pairs")
-            read = list(self._tokenized(pairs, truncate=truncate))  # raises an error for what cannot be read
+                raise UserError(f"cannot choose among {len(pairs)} pairs", remedy="give at least two pairs")
+            read = list(self._tokenized(pairs, truncate=truncate))  # reports any text that cannot be read
             texts = tuple(each.text for each in read if isinstance(each.text, tuple))
             pieces = tuple(np.array(part, np.int32) for each in read for part in each.pieces())
             examples.append(ChoiceExample(str(number), texts, None, "", pieces))
@@ -204,7 +204,7 @@ class Predictor:
         return (yield from self._predict_in_steps(examples)) if examples else None
 
     def _tokenized(self, texts: Sequence[TextInput], *, truncate: bool = True) -> Iterator[TokenizedText]:
-        """Yield texts with their tokens; reject empty and overlong ones, and what is not a text."""
+        """Yield texts with their tokens; reject empty and overlong ones, and other types."""
         reader = self.engine.reader
         for first in range(0, len(texts), WINDOW_TEXTS):
             tokenized = reader.tokenize(texts[first : first + WINDOW_TEXTS], first=first)
@@ -243,7 +243,7 @@ def build_predictor(model: Model, engine: Engine, head: str, finetuned: Finetune
     elif config.text.longest > positions:
         what = f"has text.longest = {config.text.longest}, but the model takes {positions} tokens"
     if what:
-        raise UserError(what, where="task.json", remedy="put the file back that the run wrote")
+        raise UserError(what, where="task.json", remedy="restore the file that the run wrote")
     return Predictor(task_model_of(engine.network, task, engine), engine, own is not None)
 
 
@@ -271,7 +271,7 @@ def _kind(model: Model, head: str, outputs: int) -> AnyKind:
     kind = next((kind for kind in others if kind.problem_type == problem_type), usual)
     if kind is numeric:
         what = f"this model gives a text {outputs} numbers"
-        raise UserError(what, remedy="take one that gives a single number")
+        raise UserError(what, remedy="use one that gives a single number")
     return kind
 
 
@@ -307,10 +307,10 @@ def _written(sentence: object, index: int) -> str | TokenizedText:
     if isinstance(sentence, str | TokenizedText):
         return sentence
     if not isinstance(sentence, list | tuple):
-        what = f"is {type(sentence).__name__}, neither a sentence nor its words"
+        what = f"is {type(sentence).__name__}, not a sentence or its words"
         raise UserError(what, index=index, remedy="a sentence is a str, or a list of words")
     for number, word in enumerate(sentence):
         if not isinstance(word, str) or not word.strip():
             what = f"word {number} is {'empty' if isinstance(word, str) else type(word).__name__}"
-            raise UserError(what, index=index, remedy="a word is a str with something in it")
+            raise UserError(what, index=index, remedy="a word is a str that is not empty")
     return " ".join(sentence)

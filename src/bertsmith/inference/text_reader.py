@@ -1,4 +1,4 @@
-"""Texts in the form that the engine takes: all tokens in one row, from which batches are cut.
+"""Texts in the form that the engine reads: all tokens in one row that is then cut into batches.
 
 Shapes: S sequences, S1 = S + 1 boundaries, T tokens.
 """
@@ -95,7 +95,7 @@ class Sequences:
         lengths = np.diff(self.starts_S1)[numbers]
         rows_T = ranges(self.starts_S1[numbers], lengths)
         starts = np.append(0, np.cumsum(lengths))
-        # The tokens are in one row without padding; positions start anew with each sequence.
+        # The tokens are in one row without padding; positions restart with each sequence.
         positions_T = np.arange(len(rows_T)) - np.repeat(starts[:-1], lengths)
         return PackedBatch(
             tokens_T=torch.from_numpy(self.tokens_T[rows_T]),
@@ -106,7 +106,7 @@ class Sequences:
 
 
 class Reader:
-    """A tokenizer that reads many texts, and rejects those that a model cannot take."""
+    """A tokenizer that reads many texts, and rejects texts that do not fit the model."""
 
     def __init__(self, tokenizer: Tokenizer, longest: int) -> None:
         self.tokenizer, self.longest = tokenizer, longest
@@ -142,7 +142,7 @@ class Reader:
     def tokenize_ids(self, lists: Sequence[Sequence[int]], prompt: str) -> list[TokenizedText]:
         """Return lists of token ids as texts after a prompt; the ids are used unchanged."""
         for number in set(chain.from_iterable(lists)):
-            self.tokenizer.token(number)  # raises an error if there is no such token
+            self.tokenizer.token(number)  # raises an error for an unknown id
         template = read_templates(self.tokenizer).single
         (before,) = TokenizedText(prompt, self.tokenizer.encode(prompt)).pieces()
         return [TokenizedText("", encode_ids(ids, template, prompt=before)) for ids in lists]
@@ -152,7 +152,7 @@ class Reader:
     ) -> list[TokenizedText]:
         """Return the first text in pairs with the others; none of them is tokenized again.
 
-        Both are truncated to what the model takes: no pair has room for more.
+        Both are truncated to the model's limit: pairs need all of it.
         """
         template = read_templates(self.tokenizer).pair
         limit = self.longest if truncate else None
@@ -171,7 +171,7 @@ class Reader:
             _check_not_empty(each.text, each.encoded, number)
         for number, each in enumerate([] if truncate else tokenized, start=first):
             if len(each.encoded.ids) > self.longest:
-                what = f"has {len(each)} tokens but the model takes {self.longest}"
+                what = f"has {len(each)} tokens, but the model takes {self.longest}"
                 raise UserError(what, index=number, remedy=TRUNCATE)
 
     def truncated(self, tokenized: TokenizedText) -> TokenizedText:
@@ -194,10 +194,10 @@ class Reader:
         return [self.truncated(each).encoded for each in tokenized]
 
     def _read_quickly(self, texts: list[str], *, truncate: bool) -> Sequences | None:
-        """Return the sequences of single texts, or None if one of them is to be rejected."""
+        """Return the sequences of single texts, or None if one of them must be rejected."""
         if not all(map(str.strip, texts)):
             return None
-        # Not at the top: a command for a single text need not wait for the schema of recipes.
+        # Imported here: a command for a single text does not need the schema of recipes.
         from bertsmith.data.collate import lay_out
         from bertsmith.data.example_index import Spans
 
@@ -225,12 +225,12 @@ def _check_not_empty(text: TextOrPair, encoded: Encoded, index: int) -> None:
     parts = (text,) if isinstance(text, str) else text
     empty = [which for which, part in zip(("first", "second"), parts, strict=False) if not part.strip()]
     if empty and isinstance(text, str):
-        raise UserError("is empty", index=index, remedy="drop it or give it some words")
+        raise UserError("is empty", index=index, remedy="remove it, or write some words")
     if empty:
-        raise UserError(f"its {empty[0]} text is empty", index=index, remedy="give it some words")
+        raise UserError(f"its {empty[0]} text is empty", index=index, remedy="write some words")
     if not set(range(len(parts))) <= set(encoded.sequence):
-        remedy = "drop it: its characters are all control or invisible ones"
-        raise UserError("has no token that the model can read", index=index, remedy=remedy)
+        remedy = "remove it: it has only control or invisible characters"
+        raise UserError("does not have a token that the model can read", index=index, remedy=remedy)
 
 
 def as_written(text: TextInput) -> TextOrPair:
@@ -241,7 +241,7 @@ def as_written(text: TextInput) -> TextOrPair:
 def as_list(texts: Iterable[Given]) -> list[Given]:
     """Return all texts; reject a single one in place of several."""
     if isinstance(texts, str) or not isinstance(texts, Iterable):
-        what = f"a list of texts is expected, not {type(texts).__name__}"
+        what = f"expected a list of texts, not {type(texts).__name__}"
         raise UserError(what, remedy='write ["..."], also for a single text')
     return list(texts)
 
@@ -253,10 +253,6 @@ def as_pairs(pairs: Iterable[Pair]) -> list[Pair]:
         pair: object = given.text if isinstance(given, TokenizedText) else given
         if not isinstance(pair, tuple) or len(pair) != 2:
             kind = type(pair).__name__
-            what = (
-                "is one text, not a pair"
-                if isinstance(pair, str)
-                else f"is {kind}, neither a text nor a pair"
-            )
+            what = "is one text, not a pair" if isinstance(pair, str) else f"is {kind}, not a text or a pair"
             raise UserError(what, index=number, remedy="a pair is a tuple of two texts")
     return several

@@ -35,7 +35,7 @@ class TextWords:
 
     @classmethod
     def of(cls, tokenized: TokenizedText) -> "TextWords":
-        """Return the words of a text as its tokenizer cuts them, without words that have no token."""
+        """Return the words of a text as its tokenizer cuts them, without words that lack a token."""
         encoded, text = tokenized.encoded, tokenized.text
         parts = (text,) if isinstance(text, str) else text
         alone = [TokenizedText(part, _of_part(encoded, number)) for number, part in enumerate(parts)]
@@ -44,7 +44,7 @@ class TextWords:
         ends = [[word.end for word in of_part] for of_part in cut]
 
         def number_of(part: int, start: int, end: int) -> int:
-            """Return the first word that shares a character with a token; words come in order."""
+            """Return the first word that shares a character with a token; words are in order."""
             at = bisect_right(ends[part], start) if part >= 0 else 0
             if part < 0 or at == len(cut[part]) or end <= cut[part][at].start:
                 return NO_WORD
@@ -65,7 +65,7 @@ class TextWords:
         return replace(self.tokenized, encoded=self.tokenized.encoded.rows(rows))
 
     def each_left_out(self) -> Iterator[tuple[int, TokenizedText]]:
-        """Yield each word and the text without it, unless the word is all there is of its text."""
+        """Yield each word and the text without it, unless the text has only this word."""
         for number, (part, _) in enumerate(self.words):
             rest = self.without({number})
             if part in rest.encoded.sequence:
@@ -121,7 +121,7 @@ def _spans(text: str, pieces: Iterable[tuple[int | None, list[int]]]) -> list[li
 
 
 def _is_border(text: str, end: int, start: int) -> bool:
-    """Return True if a word may end here and another start: RoBERTa's rule would cut at every accent."""
+    """True if a word may end here and another start: RoBERTa's rule would cut at every accent."""
     if start != end:
         return start > end  # one character that became several words belongs to the first
     return not (_is_mark(text[start]) or (_is_mark(text[end - 1]) and text[start].isalnum()))

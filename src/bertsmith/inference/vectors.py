@@ -74,7 +74,7 @@ def cosines(vectors: Vectors) -> Doubles:
 
 
 def unit(vectors: Vectors) -> Doubles:
-    """Return the vectors with a length of 1; a vector of zeros stays as it is."""
+    """Return the vectors with a length of 1; a vector of zeros is unchanged."""
     rows = np.asarray(vectors, dtype=np.float64)
     lengths = np.linalg.norm(rows, axis=-1, keepdims=True)
     made: Doubles = rows / np.maximum(lengths, MIN_LENGTH)

@@ -52,7 +52,7 @@ def same_head(asked: int, mentions: Sequence[Mention], words: Sequence[str]) -> 
 
 
 def sieve(asked: int, mentions: Sequence[Mention], words: Sequence[str]) -> int | None:
-    """Return the nearest earlier mention that passes the strictest rule which any mention passes."""
+    """Return the nearest earlier mention that passes the strictest rule passed by any mention."""
 
     def text(number: int) -> list[str]:
         return [word.lower() for word in words[mentions[number].start : mentions[number].end]]

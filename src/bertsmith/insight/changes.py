@@ -53,12 +53,12 @@ def check_same_shape(before: Bert, after: Bert) -> None:
     one, other = before.model.network, after.model.network
     shapes = [{n: t.shape for n, t in each.encoder.state_dict().items()} for each in (one, other)]
     if shapes[0].keys() != shapes[1].keys():
-        remedy = "name a model and what was fine-tuned from it"
-        raise UserError("the two models are of different shapes", remedy=remedy)
+        remedy = "give a model, and one that was fine-tuned from it"
+        raise UserError("the two models have different shapes", remedy=remedy)
     for name, shape in shapes[0].items():
         if shape != shapes[1][name]:
             what = f"the two models differ in {name}: {list(shape)} and {list(shapes[1][name])}"
-            raise UserError(what, remedy="name a model and what was fine-tuned from it")
+            raise UserError(what, remedy="give a model, and one that was fine-tuned from it")
 
 
 def weight_changes(before: Bert, after: Bert) -> list[WeightChange]:
@@ -155,11 +155,11 @@ def changes_report(
     """Return the changes as tables and a picture; states only if there were texts."""
     title = f"From {names[0]} to {names[1]}"
     rows = [(each.name, *(each.parts.get(part) for part in ("all", *PARTS))) for each in weights]
-    notes = ("The norm of the difference over the norm of before.",)
+    notes = ("The norm of the difference, divided by the norm before.",)
     tables = [Table(f"{title}: weights", ("", "all", *PARTS), rows, notes)]
     if states:
         lines = [(each.name, each.angle, each.relative_distance, each.cka) for each in states]
-        notes = ("Means over tokens; CKA is 1 where nothing but a rotation changed.",)
+        notes = ("Means over tokens; CKA is 1 if only a rotation changed.",)
         tables.append(Table("States", ("", "angle", "relative L2", "CKA"), lines, notes))
     values = {
         "before": names[0],
@@ -187,7 +187,9 @@ def _draw(
     if states:
         places[1].plot(range(len(states)), [each.angle for each in states], color=BLUE, marker="o")
         places[1].set(
-            title="States: angle to before (degrees)", xlabel="layer (0: embeddings)", ylim=(0, None)
+            title="States: angle to the state before (degrees)",
+            xlabel="layer (0: embeddings)",
+            ylim=(0, None),
         )
     for axes in places:
         axes.xaxis.get_major_locator().set_params(integer=True)

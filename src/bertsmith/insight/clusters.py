@@ -86,7 +86,7 @@ def _entropy(smooth_GANN: Tensor) -> Tensor:
 
 
 def plane_of(distances_AA: Distances) -> Distances:
-    """Return points whose distances are close to the given ones (metric scaling, by SMACOF) [A, 2].
+    """Return points with distances close to the given ones (metric scaling, by SMACOF) [A, 2].
 
     The start is classical scaling instead of random points, so that the map is deterministic.
     """

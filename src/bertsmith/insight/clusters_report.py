@@ -21,7 +21,7 @@ def clusters_report(
     found: HeadMap, kinds: Sequence[str], untrained: Sequence[HeadMap], *, model: str
 ) -> Report:
     """Report which heads, and heads of one layer, attend alike, compared with untrained networks."""
-    title = f"{model}: heads that attend alike"
+    title = f"{model}: heads with similar attention"
     values = {
         "model": model,
         "distances": found.distances_AA,
@@ -44,7 +44,7 @@ def _layers(title: str, found: HeadMap, untrained: Sequence[HeadMap]) -> Table:
     named = [("trained", (within, across)), *((f"untrained {n}", c) for n, c in enumerate(controls, 1))]
     rows = [(model, one, other, one / other) for model, (one, other) in named]
     notes = (
-        "Mean Jensen-Shannon divergence in nats between what two heads attend to, over all tokens.",
+        "Mean Jensen-Shannon divergence of two heads' attention in nats, over all tokens.",
         f"Heads of one layer {'are' if near < 1 else 'are not'} nearer to each other; "
         f"in {as_near} of {len(controls)} untrained networks they are as near.",
     )
@@ -64,7 +64,7 @@ def _nearest(found: HeadMap, kinds: Sequence[str]) -> Table:
         )
         for one, other in zip(first[order].tolist(), second[order].tolist(), strict=True)
     ]
-    return Table("The heads most alike", ("heads", "kinds", "divergence"), rows)
+    return Table("The most similar heads", ("heads", "kinds", "divergence"), rows)
 
 
 def _draw(figure: "Figure", title: str, found: HeadMap, kinds: Sequence[str]) -> None:

@@ -93,8 +93,8 @@ def study_coreference(bert: Bert, scored: QuestionSet, chosen_on: QuestionSet, *
     """Choose a head on one set of questions, and score it on another."""
     for each in (scored, chosen_on):
         if not any(text.questions for text in each.texts):
-            remedy = "give texts in which entities are mentioned again"
-            raise UserError("no mention has an antecedent in its text", remedy=remedy)
+            remedy = "give texts that mention entities repeatedly"
+            raise UserError("none of the mentions has an antecedent in its text", remedy=remedy)
     sums_L2HK = sum(hits.sum(2) for _, hits in _hits(bert, chosen_on, what="choosing a head"))
     rates = HitRates(np.asarray(sums_L2HK), np.zeros((1, len(scored.kinds))))
     layer, direction, head = rates.best_heads()[-1]
@@ -142,7 +142,7 @@ def _scores(
 
 
 def gap_questions(bert: Bert, examples: Sequence[GapExample]) -> QuestionSet:
-    """Ask which of GAP's two candidates is right; skip texts whose pronoun refers to neither."""
+    """Ask which of GAP's two candidates is right; skip texts with a pronoun that refers to neither."""
     tokenized = bert.reader.tokenize([example.text for example in examples])
     asked, skipped = [], 0
     for example, each in zip(examples, tokenized, strict=True):
@@ -169,7 +169,7 @@ def _last_word(text: str, span: tuple[int, int]) -> tuple[int, int]:
 def _rows(
     offsets: Sequence[tuple[int, int]], sequence: Sequence[int], span: tuple[int, int]
 ) -> tuple[int, ...]:
-    """Return the tokens whose last character is inside a span of the text."""
+    """Return the tokens that end inside a span of the text."""
     return tuple(
         row for row, (_, end) in enumerate(offsets) if sequence[row] >= 0 and span[0] < end <= span[1]
     )

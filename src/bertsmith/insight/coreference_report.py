@@ -31,13 +31,13 @@ def coreference_report(
             for score in each.scores
             if score.answered_by == "head"
         ]
-    lies = "lies" if _of(found, "head", ALL).low > best.accuracy else "does not lie"
+    lies = "is" if _of(found, "head", ALL).low > best.accuracy else "is not"
     above = sum(each.low > best.accuracy for each in control)
     notes = (
         how,
         f"Kind all: the interval of the head {lies} above the best baseline "
         f"({best.answered_by}, {100 * best.accuracy:.1f}).",
-        f"Untrained networks whose interval lies above it: {above} of {len(control)}.",
+        f"Untrained networks with an interval above it: {above} of {len(control)}.",
         *((f"Left out: {asked.left_out}.",) if asked.left_out else ()),
     )
     columns = ("answered by", "kind", "count", "right", "95 %")

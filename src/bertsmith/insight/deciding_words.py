@@ -71,13 +71,15 @@ class _Classifier:
             FinetunedTask(default_config(bert.model, "classify")) if "classify" in bert.heads else None
         )
         if task is None or task.config.kind.name != "classify":
-            what = "does not give texts one of several classes, and only such decisions are explained"
-            remedy = "name a run of `bertsmith finetune` for sst2, mnli or the like"
+            what = (
+                "does not choose one of several classes for a text, and only such decisions can be explained"
+            )
+            remedy = "give a run of `bertsmith finetune` for sst2, mnli or a similar task"
             raise UserError(f"this model {what}", remedy=remedy)
         if task.config.head.encoder == "frozen-features":
-            what = "the frozen layers that this model reads give no gradients"
-            raise UserError(what, remedy="name a run whose encoder was tuned")
-        # Not the engine's network: packed weights have no gradients.
+            what = "the frozen layers that this model reads do not have gradients"
+            raise UserError(what, remedy="give a run that trained its encoder")
+        # Not the engine's network: packed weights do not have gradients.
         model = task_model_of(bert.model.network, task, bert.engine)
         return cls(bert, model.objective.scorer, task.config.labels, task.config.text.longest)
 
@@ -166,7 +168,7 @@ def _read(classifier: _Classifier, text: TextOrPair, number: int) -> TextWords:
         encoded = truncate_longest_first(encoded, classifier.longest)
     read = TextWords.of(TokenizedText(text, encoded))
     if not read.words:
-        raise UserError("has no word", index=number, remedy="write one")
+        raise UserError("does not contain a word", index=number, remedy="write one")
     return read
 
 

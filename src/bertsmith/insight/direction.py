@@ -80,7 +80,7 @@ def _sums(inside_GN: Tensor, weights_GHNN: Tensor) -> Tensor:
 
 
 class OneSidedScorer(nn.Module):
-    """A head for which words see only special tokens, themselves and one side; special tokens see all.
+    """A head; its words see only special tokens, themselves and one side, but special tokens see all.
 
     Without that exception [CLS], which is the first token, would see only itself if the right side is hidden.
     """
@@ -117,12 +117,14 @@ def one_sided_metrics(
 ) -> dict[str, float]:
     """Return the task's metrics with one side of each word hidden in every layer."""
     if bert.finetuned is None:
-        raise UserError("was not fine-tuned here", remedy="name the folder of a `bertsmith finetune` run")
+        raise UserError(
+            "was not fine-tuned by bertsmith", remedy="give the folder of a `bertsmith finetune` run"
+        )
     model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
     scorer = model.objective.scorer
     if not isinstance(scorer, NetworkScorer):
-        what = "a BiLSTM over the encoder's layers reads both sides whatever the encoder sees"
-        raise UserError(what, remedy="name a run whose encoder has the head")
+        what = "a BiLSTM over the encoder's layers reads both sides, regardless of the encoder"
+        raise UserError(what, remedy="give a run with the head on its encoder")
     one_sided = OneSidedScorer(scorer.network, scorer.head, hidden=hidden, special=bert.tokenizer.special_ids)
     config = model.config
     objective = TaskObjective(one_sided, config.kind, config.head).eval()
@@ -161,7 +163,7 @@ def direction_report(
         rows.append((name, mean, head_name(int(layer), int(head)), best, control, mark))
     notes = (
         "Fractions of the attention of words; special: to [CLS], [SEP] and their like.",
-        f"untrained: the largest in {len(untrained)} random initialisations; {UNTRAINED_TOO} where as much.",
+        f"untrained: the largest in {len(untrained)} random initialisations; {UNTRAINED_TOO} if as large.",
     )
     columns = ("side", "mean", "largest in", "value", "untrained", "")
     tables = [Table(title, columns, rows, notes), _by_layer(found)]
@@ -173,7 +175,7 @@ def direction_report(
     if loss is not None:
         tables.append(_loss_table(loss))
         values["task"] = {"name": loss.task, "metric": loss.metric, **loss.values}
-    lead = "Each square is a head: how much of the attention of words goes to either side."
+    lead = "Each square is a head: the fraction of words' attention to either side."
     view = measures_view(found.shares, [each.shares for each in untrained], lead=lead)
     size = (13, 3.8)
     return Report("direction", tuple(tables), values, lambda figure: _draw(figure, found, title), size, view)
@@ -194,7 +196,7 @@ def _loss_table(loss: TaskLoss) -> Table:
         for name, value in loss.values.items()
     ]
     title = f"{loss.task}, {loss.metric.replace('_', ' ')} on {loss.examples:,} examples"
-    notes = ("Hidden: in every layer words see themselves, special tokens and the other side only.",)
+    notes = ("Hidden: in every layer, words see only themselves, special tokens and the other side.",)
     return Table(title, ("what words see", loss.metric, "change"), rows, notes)
 
 

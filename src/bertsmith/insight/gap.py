@@ -53,12 +53,12 @@ def _example(cells: dict[str, str], where: str) -> GapExample:
         offset = cells[f"{name}-offset"]
         start = int(offset) if offset.isdecimal() and len(offset) < 10 else -1
         if start < 0 or text[start : start + len(cells[name])] != cells[name]:
-            what = f"{cells[name]!r} does not stand at {offset!r} of the text"
-            raise UserError(what, where=where, remedy="fetch the file again")
+            what = f"the text does not contain {cells[name]!r} at {offset!r}"
+            raise UserError(what, where=where, remedy="download the file again")
         spans.append((start, start + len(cells[name])))
     truths = [TRUTHS.get(cells[f"{name}-coref"].upper()) for name in "AB"]
     if pronoun not in MASCULINE | FEMININE or None in truths or all(truths):
-        raise UserError("is no example of GAP", where=where, remedy="fetch the file again")
+        raise UserError("is not an example of GAP", where=where, remedy="download the file again")
     right = truths.index(True) if any(truths) else None
     gender = "masculine" if pronoun in MASCULINE else "feminine"
     return GapExample(text, spans[0], (spans[1], spans[2]), right, gender)

@@ -1,4 +1,4 @@
-"""Views, each a single HTML file with its script, style and data; they need neither a server nor a network.
+"""Views, each a single HTML file with its script, style and data, usable without a server or a network.
 
 A view uses the parts of the playground (`serve/page`), so that it looks and behaves alike. Its additional
 parts are in `insight/page`.
@@ -79,7 +79,7 @@ def bundled(script: str) -> str:
 
 
 def _taken(names: str, module: str) -> str:
-    """Return an import as a destructuring assignment, in which `a as b` is `a: b`."""
+    """Return an import as a destructuring assignment; `a as b` becomes `a: b`."""
     return f"const {{{names.replace(' as ', ': ')}}} = {_module(module)};\n"
 
 

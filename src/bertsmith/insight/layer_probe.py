@@ -163,7 +163,7 @@ def _majority(scored: Sequence[ParsedSentence], labels: dict[str, _Labels]) -> d
 
 
 def _scores(right_SPL: Counts, total_S: Counts, majority: dict[str, float], seed: int) -> LayerProbes:
-    """Compute the scores from right answers [S, P, L], where P is each task, then its control."""
+    """Compute the scores from right answers [S, P, L]; P is each task, then its control."""
     rate_PL = right_SPL.sum(0) / total_S.sum()
     scores = []
     for at, task in enumerate(TASKS):

@@ -23,7 +23,7 @@ ENDS_OF_CORE = frozenset(
 BRACKET = re.compile(r"\(([^()|]*)(\))?|(?<![^()|])([^()|]++)\)")
 MAX_OPEN = 100
 """Maximum number of mentions around a word; published corpora have about ten."""
-MEND = "mend the line: every entity that is opened must be closed in its document"
+MEND = "correct the line: every opened entity must be closed in its document"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def read_mentions(path: Path) -> list[MentionDocument]:
     found = [_document(document) for document in rows]
     if not any(document.mentions for document in found):
         remedy = "give CoNLL-U with Entity=... in its last column, or CoNLL-2012 columns (coreference last)"
-        raise UserError("holds no mention", where=str(path), remedy=remedy)
+        raise UserError("does not contain mentions", where=str(path), remedy=remedy)
     return found
 
 
@@ -134,7 +134,7 @@ def _column_rows(path: Path) -> Iterator[list[list[_Row]]]:
             cells = line.split()
             if len(cells) < TAG_2012 + 2:
                 what = f"has {len(cells)} columns, CoNLL-2012 has a word in the fourth and coreference last"
-                raise UserError(what, where=where, remedy="mend the line")
+                raise UserError(what, where=where, remedy="correct the line")
             brackets = "" if cells[-1] in ("-", "_") else cells[-1]
             plural = cells[TAG_2012] in PLURAL_TAGS
             document[-1].append(_Row(cells[WORD_2012], cells[TAG_2012], plural, brackets, where))

@@ -63,7 +63,7 @@ def _layer_table(title: str, found: Probes, untrained: Sequence[Probes], how: st
         "only be learned by heart; selectivity: the difference.",
         f"Always the most frequent label: {majorities}.",
         f"untrained: the best of {len(untrained)} random initialisations at this layer; {UNTRAINED_TOO} "
-        "where it reaches the interval.",
+        "if it reaches the interval.",
     )
     columns = ("", "right", "95 %", "control", "selectivity", "untrained", "")
     return Table(title, columns, rows, notes)

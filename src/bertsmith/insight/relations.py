@@ -145,8 +145,8 @@ def study_relations(
     """Choose a head for each frequent relation on one treebank, and score it on another."""
     relations = relations_of(scored, LEAST)
     if len(relations) == 1:
-        what = f"no relation occurs {LEAST} times in the treebank"
-        raise UserError(what, remedy="take a larger treebank")
+        what = f"none of the relations occurs {LEAST} times in the treebank"
+        raise UserError(what, remedy="use a larger treebank")
     texts, treebank = _readable(bert, scored, relations)
     chosen = hit_rates(bert, *_readable(bert, chosen_on, relations), mode=mode)
     heads = chosen.best_heads()

@@ -31,9 +31,9 @@ def relations_report(
     notes = (
         how,
         "-> the dependent attends to its head; <- the head attends to its dependent.",
-        "beats: the whole interval (resampled sentences) lies above the baseline.",
+        "beats: the whole interval (resampled sentences) is above the baseline.",
         f"untrained: the best of {len(untrained)} random initialisations, chosen and scored the same way; "
-        f"{UNTRAINED_TOO} where one of them beats the baseline too.",
+        f"{UNTRAINED_TOO} if one of them also beats the baseline.",
         "paper: best head and baseline of BERT-base on the Wall Street Journal (Clark et al. 2019).",
         *((f"{found.skipped} sentences were too long for the model.",) if found.skipped else ()),
     )

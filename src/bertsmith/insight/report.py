@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Cell = str | int | float | None
 Draw = Callable[["Figure"], None]
 UNTRAINED_TOO = "*"
-"""Mark of a finding that random weights show too."""
+"""Mark of a finding that random weights also show."""
 
 log = logging.getLogger("bertsmith")
 
@@ -132,7 +132,7 @@ def _draw(report: Report, file: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        log.warning("no picture is drawn: pip install bertsmith[plots] to have one")
+        log.warning("the picture is not drawn: pip install bertsmith[plots]")
         return
     figure = Figure(figsize=report.size)
     report.draw(figure)

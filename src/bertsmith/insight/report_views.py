@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bertsmith.insight.surface import PerHead
 
 PERCENT = (100, "%")
-"""Factor and unit with which a fraction is shown."""
+"""Factor and unit for showing a fraction."""
 EMPTY = 1e-6
 """Top of a scale if all values are 0; large enough that `plain` does not round it to 0."""
 
@@ -78,7 +78,7 @@ def relations_view(found: "HeadRelations", untrained: "Sequence[HeadRelations]",
 def clusters_view(found: "HeadMap", kinds: Sequence[str]) -> View:
     """Return heads as points, with the distances between them."""
     data = {
-        "lead": "Heads that lie near each other attend alike. Choose one to see which are nearest to it.",
+        "lead": "Heads near each other have similar attention. Choose one to see the nearest heads.",
         "points": np.round(found.points_A2, 4),
         "kinds": list(kinds),
         "heads": found.shape[1],

@@ -56,4 +56,5 @@ PUBLISHED = {
     "prt": (99.1, 91.4),
 }
 """Accuracy in per cent of BERT-base's best head and of the best fixed offset, on the Wall Street Journal
-(Clark et al. 2019, table 1). The row auxpass is left out: it has the baseline of another relation."""
+(Clark et al. 2019, table 1). The row auxpass is omitted: its baseline is another relation's.
+"""

@@ -50,8 +50,9 @@ GRADIENT_BATCH_TOKENS = 1024
 class Surface:
     """The measures of every head [L, H].
 
-    A measure is NaN if it needs pairs, [CLS] or [SEP] and the texts have none. Gradients and importance are
-    NaN if the model has no masked-LM head or no mask."""
+    A measure is NaN if it requires pairs, [CLS] or [SEP] and the texts lack them. Gradients and importance
+    are NaN if the model lacks a masked-LM head or a mask.
+    """
 
     measures: dict[str, PerHead]
     texts: int
@@ -87,7 +88,7 @@ def study_surface(bert: Bert, texts: Sequence[TextInput], *, longest: int, seed:
 
 
 def measure_attention(bert: Bert, texts: Sequence[TextInput], *, longest: int) -> Surface:
-    """Return the surface measures of every head over these texts that need no gradients."""
+    """Return the surface measures of every head over these texts, except the gradients."""
     encoded = shortened(bert, texts, longest)
     config = with_heads(bert.model.network.config)
     kinds = [_kinds_of(bert, each, text) for each, text in zip(encoded, texts, strict=True)]

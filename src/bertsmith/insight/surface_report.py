@@ -29,7 +29,9 @@ def surface_report(surface: Surface, untrained: Sequence[Surface], *, model: str
     }
     tables = (_strongest(title, surface, untrained, known), _by_layer(surface, untrained, known))
     height = 2.4 * -(-len(grids) // 4) + 0.6
-    lead = "Each square is a head: how much of its attention goes where, over all tokens of all texts."
+    lead = (
+        "Each square is a head: the fraction of its attention to each target, over all tokens of all texts."
+    )
     view = measures_view(grids, [each.measures for each in untrained], lead=lead, units=UNITS)
     return Report(
         "surface",
@@ -57,8 +59,8 @@ def _strongest(title: str, surface: Surface, untrained: Sequence[Surface], known
         "Fractions of attention; entropies in nats (of uniform attention: the logarithm of the length).",
         "Gradients: mean absolute change of the masked-LM loss with one attention weight.",
         "Importance: mean absolute change of a text's masked-LM loss with a gate on the head's output.",
-        f"untrained: the largest value in {len(untrained)} random initialisations; {UNTRAINED_TOO} where one "
-        "of them has as much.",
+        f"untrained: the largest value in {len(untrained)} random initialisations; {UNTRAINED_TOO} if one "
+        "of them is as large.",
     )
     return Table(title, columns, rows, notes)
 

@@ -10,7 +10,7 @@ from bertsmith.tasks.conll import ConlluSentence, conllu_sentences
 ROOT = -1
 _UNSEEN, _ON_PATH = -1, -2
 FORM, UPOS, HEAD, RELATION = 1, 3, 6, 7
-MEND = "mend the line: columns 7 and 8 of CoNLL-U are the head's number and the relation"
+MEND = "correct the line: columns 7 and 8 of CoNLL-U are the head's number and the relation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ def read_treebank(path: Path) -> list[ParsedSentence]:
     """Read all sentences of a CoNLL-U file."""
     found = [parsed(sentence) for sentence in conllu_sentences(path)]
     if not found:
-        raise UserError("holds no sentence", where=str(path), remedy="give a treebank in CoNLL-U")
+        raise UserError("does not contain sentences", where=str(path), remedy="give a treebank in CoNLL-U")
     return found
 
 
@@ -43,7 +43,7 @@ def parsed(sentence: ConlluSentence) -> ParsedSentence:
         _head(cells, len(words), where) for cells, where in zip(words, sentence.wheres, strict=True)
     )
     if not _depths(heads):
-        raise UserError("its heads go round in a circle", where=sentence.wheres[0], remedy=MEND)
+        raise UserError("its heads form a cycle", where=sentence.wheres[0], remedy=MEND)
     forms, tags, relations = (tuple(cells[column] for cells in words) for column in (FORM, UPOS, RELATION))
     return ParsedSentence(forms, tags, heads, relations)
 
@@ -51,7 +51,7 @@ def parsed(sentence: ConlluSentence) -> ParsedSentence:
 def _head(cells: Sequence[str], words: int, where: str) -> int:
     number = int(cells[HEAD]) if cells[HEAD].isdecimal() and len(cells[HEAD]) < 10 else -1
     if not 0 <= number <= words or number == int(cells[0]):
-        raise UserError(f"{cells[HEAD]!r} is no head of this word", where=where, remedy=MEND)
+        raise UserError(f"{cells[HEAD]!r} is not a head of this word", where=where, remedy=MEND)
     return number - 1
 
 

@@ -37,7 +37,10 @@ def write_attention_picture(out: Path, bert: Bert, text: TextOrPair, *, title: s
     overview = inspect_heads(bert, text)
     tokens = len(overview.tokens)
     if tokens > MOST_TOKENS:
-        what, remedy = f"has {tokens} tokens, and a picture shows {MOST_TOKENS}", "shorten it, or write .html"
+        what, remedy = (
+            f"has {tokens} tokens, but a picture shows at most {MOST_TOKENS}",
+            "shorten it, or write .html",
+        )
         raise UserError(what, where="the text", remedy=remedy)
     weights_LHNN = inspect_attention(bert, text).weights.double().numpy()
 
@@ -124,7 +127,7 @@ def write_senses_picture(out: Path, bert: Bert, word: str, sentences: Sequence[s
     found = inspect_senses(bert, word, sentences)
     numbers = sorted({point.sentence for point in found.points})
     if len(numbers) > MOST_SENTENCES:
-        what = f"{len(numbers)} sentences have the word, and a picture shows {MOST_SENTENCES}"
+        what = f"{len(numbers)} sentences have the word, but a picture shows at most {MOST_SENTENCES}"
         raise UserError(what, key="input", remedy="give fewer, or write .html")
     listed = [f"{numbers.index(point.sentence) + 1}" for point in found.points]
 
@@ -165,7 +168,7 @@ def _write(out: Path, draw: "Callable[[Figure], None]", *, size: tuple[float, fl
         from matplotlib.figure import Figure
     except ImportError as error:
         remedy = "pip install bertsmith[plots], or write .html"
-        raise UserError("matplotlib, which draws pictures, is not installed", remedy=remedy) from error
+        raise UserError("drawing pictures needs matplotlib", remedy=remedy) from error
     figure = Figure(figsize=size, layout="constrained")
     draw(figure)
     with atomic_path(out) as fresh:

@@ -42,7 +42,7 @@ def attention_data(bert: Bert, text: TextOrPair) -> dict[str, Any]:
 def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, Any]:
     """Return the occurrences of a word, and the positions and similarities of its vectors."""
     found = inspect_senses(bert, word, sentences)
-    kept = sorted({point.sentence for point in found.points})  # the others lack the word
+    kept = sorted({point.sentence for point in found.points})  # the other sentences lack the word
     points = [{**asdict(point), "sentence": kept.index(point.sentence)} for point in found.points]
     last = len(found.layers) - 1
     names = {0: "0, the word alone", last: f"{last}, the last"}
@@ -57,7 +57,7 @@ def senses_data(bert: Bert, word: str, sentences: Sequence[str]) -> dict[str, An
     ]
     return {
         "sentences": [sentences[number] for number in kept],
-        "lead": f"The vectors of “{word}” in {len(points)} places, in the plane that spreads them most.",
+        "lead": f"The vectors of “{word}” in {len(points)} places, in the plane that separates them most.",
         "points": points,
         "layers": layers,
     }
@@ -75,5 +75,5 @@ def words_data(found: Sequence[DecidingWords], *, model: str) -> dict[str, Any]:
         for each in found
     ]
     trust = {name: astuple(each) for name, each in mean_faithfulness(found).items()}
-    lead = f"{model}: what each word did for the class of its text."
+    lead = f"{model}: the effect of each word on the class of its text."
     return {"methods": METHODS, "texts": texts, "faithfulness": trust, "lead": lead}

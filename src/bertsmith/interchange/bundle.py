@@ -2,14 +2,14 @@
 
 The index is a LevelDB table: blocks of prefix-compressed records, each with a checksum, and a footer with the
 location of the block index. The record "" is the header; every other record locates the bytes of a variable
-in the data files. The file is not trusted: every length, offset and count is checked against the bytes that
-are there before anything is allocated for it.
+in the data files. The file is not trusted: every length, offset and count is checked against the available
+bytes before anything is allocated for it.
 
 The checksums are CRC-32C (Castagnoli), computed here for large buffers in plain numpy. A checksum is the
-remainder of the message divided by a polynomial P over the field of two elements, where squaring is linear:
-P(x)^(2^k) = P(x^(2^k)). So the pattern of P still divides if each of its bits means a whole row of 2^k
-message bits. A long message is divided with XORs of rows, which get ever shorter, until some dozens of bytes
-are left for the usual table. The CPU's own CRC instruction is not needed.
+remainder of the message divided by a polynomial P over the field of two elements. Squaring is linear in this
+field: P(x)^(2^k) = P(x^(2^k)). So the pattern of P still divides if each of its bits means a whole row of 2^k
+message bits. A long message is divided with XORs of ever shorter rows, until some dozens of bytes are left
+for the usual table. The CPU's own CRC instruction is not needed.
 """
 
 import math
@@ -37,7 +37,8 @@ _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57
 _NEWEST_KNOWN_VERSION = 1
 _BFLOAT16 = 14
-# The numbers are TensorFlow's DataType; numpy has no bfloat16, so those bits are widened after reading.
+# The numbers are TensorFlow's DataType; numpy does not have bfloat16, so those bits are widened after
+# reading.
 _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", _BFLOAT16: "<u2", 19: "<f2"}
 # BERT-Large with its optimizer has an index of about 0.1 MB; these bounds stop files made to exhaust memory.
 _MAX_INDEX_BYTES = 16 << 20
@@ -55,8 +56,8 @@ _REMEDY = "download the checkpoint again, with all its .index and .data files"
 def crc32c(data: bytes | NDArray[Any]) -> int:
     """Return the CRC-32C of the bytes of a buffer."""
     raw = np.frombuffer(data, np.uint8) if isinstance(data, bytes) else data.reshape(-1).view(np.uint8)
-    # The widest row, a power of two, with which this message fills a first chunk: wide rows mean few numpy
-    # calls, which dominate the time of short ones.
+    # The widest row, a power of two, that lets this message fill a first chunk: wide rows mean few numpy
+    # calls, which dominate the time of short messages.
     fitting = raw.size // (_REMAINDER_ROWS + _CHUNK_ROWS)
     width = min(_MAX_ROW_BYTES, 1 << fitting.bit_length() >> 1)
     if width < _MIN_ROW_BYTES:
@@ -78,7 +79,7 @@ def _fold_chunks(raw: NDArray[np.uint8], width: int) -> NDArray[np.uint32]:
     rows = np.zeros((_REMAINDER_ROWS + _CHUNK_ROWS, width // 4), np.uint32)
     every_byte = rows.reshape(-1).view(np.uint8)
     chunk = every_byte[_REMAINDER_ROWS * width :]
-    # Leading zeros do not change a message's remainder, so the odd piece goes first, to the buffer's end.
+    # Leading zeros do not change a message's remainder, so the odd piece is put first, at the buffer's end.
     odd = (raw.size - 4) % chunk.size + 4
     every_byte[-odd:] = raw[:odd]
     every_byte[every_byte.size - odd :][:4] ^= 0xFF  # the register starts as ones, not as zeros
@@ -186,7 +187,9 @@ class Bundle:
 
     def _find(self, name: str) -> _Entry:
         if name not in self._entries:
-            raise UserError(f"holds no variable {name!r}", where=str(self._index), remedy="see names()")
+            raise UserError(
+                f"does not contain the variable {name!r}", where=str(self._index), remedy="see names()"
+            )
         return self._entries[name]
 
 
@@ -207,17 +210,15 @@ def _errors_name(file: Path) -> Iterator[None]:
 def _shard_count(records: dict[bytes, bytes]) -> int:
     """Return the number of data files, from a header that this reader understands."""
     if b"" not in records:
-        raise _Malformed("is no TensorFlow checkpoint index: it has no header")
-    # BundleHeaderProto: 1 is num_shards, 2 the byte order, 3 a VersionDef whose field 2 is min_consumer.
+        raise _Malformed("is not a TensorFlow checkpoint index: it lacks a header")
+    # BundleHeaderProto: 1 is num_shards, 2 the byte order, 3 a VersionDef with min_consumer as its field 2.
     header = _Message(records[b""])
     if header.integer(2) != 0:
         raise _Malformed("was written on a big-endian machine", "save it again on a little-endian one")
     if any(version.integer(2) > _NEWEST_KNOWN_VERSION for version in header.messages(3)):
-        raise _Malformed(
-            "is in a newer checkpoint format than this reader knows", "save it with TensorFlow 1"
-        )
+        raise _Malformed("is in a newer, unsupported checkpoint format", "save it with TensorFlow 1")
     if header.integer(1) < 1:
-        raise _Malformed(f"says that it has {header.integer(1)} data files")
+        raise _Malformed(f"claims to have {header.integer(1)} data files")
     return header.integer(1)
 
 
@@ -228,7 +229,7 @@ def _check_apart(entries: Mapping[str, _Entry]) -> None:
     for name, other in pairwise(by_place):
         one, next_one = filled[name], filled[other]
         if one.shard == next_one.shard and next_one.offset < one.offset + one.size:
-            raise _Malformed(f"says that {name!r} and {other!r} lie over the same bytes")
+            raise _Malformed(f"stores {name!r} and {other!r} in the same bytes")
 
 
 def _name(key: bytes) -> str:
@@ -241,7 +242,7 @@ def _name(key: bytes) -> str:
 def _entry(key: bytes, value: bytes) -> _Entry:
     """Return the record of one variable; reject an impossible shape."""
     # BundleEntryProto: 1 dtype, 2 shape, 3 shard, 4 offset, 5 size, 6 checksum, 7 slices. A shape repeats its
-    # field 2 for each dimension, whose field 1 is the size.
+    # field 2 for each dimension; field 1 of that is the size.
     message = _Message(value)
     dimensions = [dimension for shape in message.messages(2) for dimension in shape.messages(2)]
     shape = tuple(dimension.integer(1) for dimension in dimensions[: _MAX_DIMENSIONS + 1])
@@ -278,7 +279,7 @@ def _table(table: bytes) -> dict[bytes, bytes]:
     footer = table[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
         raise _Malformed(
-            "is no TensorFlow checkpoint index, or is truncated: its last bytes are not the footer's"
+            "is not a TensorFlow checkpoint index, or is truncated: it does not end with the footer"
         )
     # The footer contains two handles of two numbers each: the unused meta block, and the block index.
     _, at = _varint(footer, 0)
@@ -289,7 +290,7 @@ def _table(table: bytes) -> dict[bytes, bytes]:
     for _, handle in _records(_block(table, footer[at:])):
         offset, behind = _varint(handle, 0)
         if offset < end:  # otherwise a large block without records, named again and again, would take hours
-            raise _Malformed("is damaged: its blocks are not one behind the other")
+            raise _Malformed("is damaged: its blocks are not contiguous")
         end = offset + _varint(handle, behind)[0]
         for key, value in _records(_block(table, handle)):
             if last is not None and key <= last:
@@ -340,7 +341,7 @@ def _records(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 def _take(data: bytes, start: int, size: int) -> bytes:
     """Return exactly these bytes; a slice would silently return fewer."""
     if start < 0 or size < 0 or start + size > len(data):
-        raise _Malformed("is damaged: something in it reaches past its end")
+        raise _Malformed("is damaged: a part of it exceeds its end")
     return data[start : start + size]
 
 
@@ -352,7 +353,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << 7 * position
         if byte < 0x80:
             return value & 0xFFFFFFFFFFFFFFFF, at + position + 1
-    raise _Malformed("is damaged: a number in it has no end")
+    raise _Malformed("is damaged: a number in it does not end")
 
 
 class _Message:
@@ -381,14 +382,14 @@ class _Message:
         """Return a number; varints are read as the two's complement of int64."""
         value = self._fields.get(field, [0])[-1]
         if isinstance(value, bytes):
-            raise _Malformed("is damaged: a number was expected where there is text")
+            raise _Malformed("is damaged: it contains text instead of a number")
         return value - (1 << 64) if value >> 63 else value
 
     def messages(self, field: int) -> list["_Message"]:
         """Return the messages of a repeated field."""
         values = self._fields.get(field, [])
         if not all(isinstance(value, bytes) for value in values):
-            raise _Malformed("is damaged: a message was expected where there is a number")
+            raise _Malformed("is damaged: it contains a number instead of a message")
         return [_Message(value) for value in values if isinstance(value, bytes)]
 
 
@@ -417,5 +418,5 @@ def _decompress_snappy(data: bytes) -> bytes:
         repeated = bytes(content[start : start + size])
         content += (repeated * (size // len(repeated) + 1))[:size]  # a copy may overlap itself
     if len(content) != length:
-        raise _Malformed("is damaged: a compressed block has not the length it claims")
+        raise _Malformed("is damaged: a compressed block does not have the length it claims")
     return bytes(content)

@@ -54,7 +54,7 @@ def export_onnx(
     made = onnx_model(network, "fp16" if chosen == "fp16" else "fp32")
     alone = out.suffix == ".onnx"
     if alone and made.ByteSize() > MAX_BYTES:
-        what = "the weights are too large for one file, and stand in a second one beside it"
+        what = "the weights are too large for one file and need a second one"
         raise UserError(what, where=str(out), remedy="give a folder")
     if alone:
         with atomic_path(out) as temporary:
@@ -74,16 +74,14 @@ def _precision(network: Network, asked: str | None, *, where: str) -> str:
     if asked is not None and asked not in PRECISIONS:
         raise UserError(f"unknown precision {asked!r}", remedy=f"choose one of {', '.join(PRECISIONS)}")
     if any(isinstance(each, QuantisedLinear) and bits_of(each.whole) != 8 for each in network.modules()):
-        what = "has weights of 4 bits, and this version of ONNX has none"
+        what = "has weights of 4 bits, which this version of ONNX does not support"
         raise UserError(what, where=where, remedy="export the model that it was made from")
     own = "int8" if is_quantised(network) else "fp32"
     if own == "int8" and asked not in (None, "int8"):
         what = f"is quantised, and {asked} would be no more exact"
-        raise UserError(
-            what, where=where, remedy="leave `precision` out, or export the model it was made from"
-        )
+        raise UserError(what, where=where, remedy="omit `precision`, or export the model it was made from")
     if asked == "int8" and own != "int8":
-        remedy = "quantise it first, on texts of yours: bertsmith quantise --calibrate texts.txt"
+        remedy = "quantise it first, on your own texts: bertsmith quantise --calibrate texts.txt"
         raise UserError("is not quantised", where=where, remedy=remedy)
     return asked or own
 
@@ -92,10 +90,10 @@ def _notes(network: Network) -> list[str]:
     notes = []
     if settings := network.config.own_settings():
         notes.append(
-            f"transformers, and so optimum, has no config for {', '.join(settings)}: open the file itself"
+            f"configs of transformers and optimum cannot express {', '.join(settings)}: open the file itself"
         )
     if is_quantised(network) and not stored_weights(network):
-        notes.append("only weights are whole numbers: products are computed with real ones")
+        notes.append("only weights are whole numbers: products are computed in floating point")
     return notes
 
 
@@ -108,7 +106,7 @@ def _as_finetuned(network: Network, finetuned: FinetunedTask | None) -> list[str
     notes, config = [], finetuned.config
     if finetuned.skips_pooler and leave_pooler_out(network, config.head_name):
         notes.append(
-            "the head reads the last state and not the pooler's output, which config.json cannot say"
+            "the head reads the last state instead of the pooler's output, which config.json cannot express"
         )
     if config.head.pooling != "model":
         set_pooling(network, config.head.pooling)

@@ -96,7 +96,7 @@ class Graph:
         return product if linear.bias is None else self.op("Add", product, self.weight(linear.bias))
 
     def _quantised_product(self, linear: QuantisedLinear, values: Value) -> Value:
-        assert bits_of(linear.whole) == 8, "ONNX has no others"
+        assert bits_of(linear.whole) == 8, "ONNX supports 8 bits only"
 
         def make() -> Value:
             whole_IO = self.array(linear.whole.numpy().T)
@@ -146,7 +146,7 @@ class Graph:
         return self.once(("range", ids_BN), make)
 
     def distances(self, ids_BN: Value) -> Value:
-        """Return the index of each query minus that of each key [N, N]."""
+        """Return the index of each query minus the index of each key [N, N]."""
 
         def make() -> Value:
             places = self.range(ids_BN)

@@ -232,7 +232,7 @@ class _NetworkWriter:
     def _with_positions(
         self, attention: DisentangledAttention, query: Value, key: Value, scores: Value
     ) -> Value:
-        """Return the scores plus those of content to position and of position to content."""
+        """Return the scores plus the scores of content to position and of position to content."""
         graph = self.graph
         query_HSK, key_HSK, _ = attention.projected(attention.relative())
         buckets = self._buckets(attention, scores)
@@ -295,7 +295,7 @@ class _NetworkWriter:
             return scores, [BATCH, SEQUENCE, self.network.config.vocabulary]
         if isinstance(head, Pooler):
             return self._pooled(head, hidden), [BATCH, self.network.config.width]
-        assert isinstance(head, OutputHead), "there are no other heads"
+        assert isinstance(head, OutputHead), "every head is an OutputHead"
         if head.reads == "pooled":
             states = self._pooled(self.network.heads["pooler"], hidden)
         else:

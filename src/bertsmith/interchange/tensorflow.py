@@ -46,9 +46,9 @@ class ImportReport:
 
 
 def import_checkpoint(source: Path, out: Path, *, gelu: Gelu = "published") -> ImportReport:
-    """Convert a TensorFlow 1 checkpoint into a model folder, with its tokenizer if there is one."""
+    """Convert a TensorFlow 1 checkpoint into a model folder, with its tokenizer if it has one."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError("is there already", where=str(out), remedy="name a new folder to write to")
+        raise UserError("already exists", where=str(out), remedy="name a new folder to write to")
     checkpoint = read_checkpoint(source, gelu=gelu)
     model = model_from_tensors(
         checkpoint.config, checkpoint.tensors.items(), where=source, config_file=checkpoint.config_file
@@ -127,7 +127,7 @@ _BERT = _Family(
         "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1,
         "max_position_embeddings": 512,
-        "type_vocab_size": 16,  # the released configs all say 2
+        "type_vocab_size": 16,  # the released configs all set 2
         "initializer_range": 0.02,
     },
     constants={"model_type": "bert", "layer_norm_eps": 1e-12, "pad_token_id": 0},
@@ -233,7 +233,7 @@ def read_checkpoint(source: Path, *, gelu: Gelu = "published") -> Checkpoint:
     """Read the checkpoint in a folder, or at a prefix such as FOLDER/bert_model.ckpt.
 
     Google's code calls two functions "gelu": the erf form until February 2019, its tanh approximation since.
-    "published" is the one that the released weights were trained with: erf for BERT, tanh for ALBERT.
+    "published" is the one used to train the released weights: erf for BERT, tanh for ALBERT.
     """
     prefix = _find_prefix(source)
     config_file, published = _read_config(prefix.parent)
@@ -269,11 +269,14 @@ def _find_prefix(source: Path) -> Path:
     candidates = source.glob("[!.]*.index") if source.is_dir() else (source, Path(f"{source}.index"))
     found = sorted(path for path in candidates if path.suffix == ".index" and path.is_file())
     if not found:
-        remedy = "name a folder that holds bert_model.ckpt.index, or the prefix FOLDER/bert_model.ckpt"
-        raise UserError("there is no TensorFlow checkpoint", where=str(source), remedy=remedy)
+        remedy = "give a folder with bert_model.ckpt.index, or the prefix FOLDER/bert_model.ckpt"
+        raise UserError("does not contain a TensorFlow checkpoint", where=str(source), remedy=remedy)
     if len(found) > 1:
-        names, remedy = ", ".join(path.stem for path in found), f"name one, as in {found[0].with_suffix('')}"
-        raise UserError(f"holds several checkpoints: {names}", where=str(source), remedy=remedy)
+        names, remedy = (
+            ", ".join(path.stem for path in found),
+            f"name one, for example {found[0].with_suffix('')}",
+        )
+        raise UserError(f"contains several checkpoints: {names}", where=str(source), remedy=remedy)
     return found[0].with_suffix("")
 
 
@@ -281,12 +284,14 @@ def _read_config(folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return the published config in a folder, and its file."""
     published = (folder / "bert_config.json", folder / "albert_config.json")
     found = [path for path in published if path.is_file()] or sorted(folder.glob("[!.]*config.json"))
-    remedy = "put the checkpoint's own bert_config.json or albert_config.json there, and only that one"
+    remedy = "put only the checkpoint's own bert_config.json or albert_config.json there"
     if len(found) != 1:
-        raise UserError(f"holds {len(found)} config files, not one", where=str(folder), remedy=remedy)
+        raise UserError(
+            f"contains {len(found)} config files instead of one", where=str(folder), remedy=remedy
+        )
     config = read_json(found[0], remedy=remedy)
     if "vocab_size" not in config:
-        raise UserError('is no BERT config: it has no "vocab_size"', where=str(found[0]), remedy=remedy)
+        raise UserError('is not a BERT config: it lacks "vocab_size"', where=str(found[0]), remedy=remedy)
     return found[0], config
 
 
@@ -310,7 +315,7 @@ def _variables(family: _Family, names: list[str], prefix: Path) -> dict[str, str
         variables[target] = name
     if not variables:
         remedy = "only checkpoints of Google's BERT and ALBERT code for TensorFlow 1 can be read"
-        what = f"holds no variable of BERT or ALBERT, only {names[:3]}"
+        what = f"does not contain variables of BERT or ALBERT, only {names[:3]}"
         raise UserError(what, where=str(prefix), remedy=remedy)
     return variables
 
@@ -320,7 +325,7 @@ def _tensor(bundle: Bundle, name: str, prefix: Path) -> Tensor:
     shape = bundle.shape(name)
     if name.endswith(_MATRICES) and (len(shape) != 2 or 0 in shape):
         remedy = "download the checkpoint again, or save it with Google's BERT code"
-        what = f"{name!r} has the shape {shape}, which is no matrix"
+        what = f"{name!r} has the shape {shape}, which is not a matrix"
         raise UserError(what, where=str(prefix), remedy=remedy)
     tensor = torch.from_numpy(bundle.tensor(name).astype(np.float32, copy=False))
     return tensor.T.contiguous() if name.endswith("/kernel") else tensor

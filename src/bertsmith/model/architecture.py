@@ -1,8 +1,8 @@
 """Description of an architecture: its config, its parts, the published names of its weights.
 
-Recipes ask an architecture what it can do (which heads it has, what its config.json can say, how many weights
-a size has), and `bertsmith recipe` never loads torch. So the files of `architectures/` import torch, and all
-that is made of it, only in the functions that build modules.
+A recipe reads the properties of an architecture (its heads, the limits of its config.json, the number of
+weights of a size), and `bertsmith recipe` never loads torch. So the files of `architectures/` import torch,
+and everything that needs it, only in the functions that build modules.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound=EncoderConfig)
 Taken = TypeVar("Taken", bound=EncoderConfig, contravariant=True)
 Names = dict[str, tuple[str, ...]]
-"""Our parameter name -> the published names whose tensors, one below the other, make it up."""
+"""Maps our parameter names to the published tensors that are stacked in them."""
 
 
 def fill_vector(name: str, vector: "Tensor") -> None:
@@ -43,10 +43,10 @@ class HeadSpec(Generic[Taken]):
     """One head of an architecture: how to build it, and the published names of its weights."""
 
     build: "Callable[[Taken, int], nn.Module]"
-    """From the config and the number of outputs (ignored where the head fixes it)."""
+    """Builds it from the config and the number of outputs (ignored if the head fixes it)."""
     names: Callable[[Taken], Names]
     needs: tuple[str, ...] = ()
-    """Other heads it stands on."""
+    """Other heads that it depends on."""
     labelled: bool = False
     """True if each output is a label of the task, as id2label names them."""
 
@@ -61,38 +61,38 @@ class Architecture(Generic[Config]):
     write_config: Callable[[Config], dict[str, Any]]
     build_encoder: "Callable[[Config], Encoder]"
     encoder_names: Callable[[Config], Names]
-    """Relative to the prefix."""
+    """Names relative to the prefix."""
     words_key: str = "embeddings.words.weight"
     """Our name of the word embeddings in the encoder."""
     transposed: Callable[[str], bool] = lambda _: False
     """True for published weights that are stored as [inputs, outputs]."""
     directions: tuple[Direction, ...] = ("both", "left-to-right", "right-to-left")
-    """The sides that its models can see, and its config.json can say."""
+    """Sides that its models can see and its config.json can express."""
     prefix: str
     """Prefix of encoder weights in a file that also has heads."""
     heads: Mapping[str, HeadSpec[Config]]
     classes: Mapping[str, tuple[str, ...]]
-    """The published class -> the heads it holds, richest first."""
+    """Heads of each published class, richest first."""
     causal_classes: Mapping[str, str] = field(default_factory=dict)
-    """The published class -> what transformers calls it where each token sees only those before it."""
+    """Names in transformers of the published classes for models that see only earlier tokens."""
     initial: Callable[[Config], InitialRule]
     tied: Mapping[str, str]
-    """Published second names of a weight -> its first name."""
+    """First name of each weight that has a second published name."""
     next_label: int = 0
     """Output of the next-sentence head for "B follows A": 0 in BERT, 1 in ERNIE."""
     pretraining: "Pretraining[Config] | None" = None
     """Requirements of training from scratch; None if a run can only continue from a model folder."""
 
     def names_of_head(self, head: str, config: Config) -> set[str]:
-        """All published names of a head's weights."""
+        """Return all published names of a head's weights."""
         return published_in(self.heads[head].names(config))
 
     def words_name(self, config: Config) -> str:
-        """The published name of the word embeddings."""
+        """Return the published name of the word embeddings."""
         return self.prefix + self.encoder_names(config)[self.words_key][0]
 
     def decoder_name(self, config: Config) -> str:
-        """The published name of the masked words' decoder: the second one of the word embeddings."""
+        """Return the published name of the masked words' decoder, the second name of the word embeddings."""
         words = self.words_name(config)
         return next(second for second, first in self.tied.items() if first == words)
 
@@ -106,38 +106,38 @@ class Pretraining(Generic[Config]):
     """Properties that a recipe needs to train an architecture from scratch."""
 
     vocabulary: int
-    """Entries of the published vocabulary: a recipe leaves the vocabulary to the store it is run on."""
+    """Entries of the published vocabulary; the vocabulary of a run is its store's."""
     count_parameters: Callable[[Config], int]
-    """The weights of the encoder and its pooler, by arithmetic alone; pre-training heads are not counted."""
+    """Counts the weights of the encoder and its pooler by arithmetic, without pre-training heads."""
     config_class: type[Config]
     min_segments: int = 1
     own_head_dropout: bool = False
     """True if the dropout before a task's output layer has a separate published rate (ALBERT, DistilBERT,
     ModernBERT); elsewhere it is the encoder's."""
     generator_config: Callable[[Config, float], Config] | None = None
-    """The config of the generator, at a fraction of the size, where it can learn from one (ELECTRA)."""
+    """Config of the generator at a fraction of the size, for architectures that learn from one (ELECTRA)."""
     generator_part: Literal["width", "layers"] = "width"
     """Part of the generator that is scaled by the fraction."""
 
 
 def published_in(names: Names) -> set[str]:
-    """All published names among these."""
+    """Return all published names among these."""
     return {name for theirs in names.values() for name in theirs}
 
 
 def pair_of(ours: str, *theirs: str, bias: bool = True) -> Names:
-    """The names of a layer's weight and bias."""
+    """Return the names of a layer's weight and bias."""
     kinds = ("weight", "bias") if bias else ("weight",)
     return {f"{ours}.{kind}": tuple(f"{name}.{kind}" for name in theirs) for kind in kinds}
 
 
 def always(names: Names) -> Callable[[EncoderConfig], Names]:
-    """Names that do not depend on the config."""
+    """Return names that do not depend on the config."""
     return lambda _config: names
 
 
 def constant_std(config: EncoderConfig) -> InitialRule:
-    """Truncated normal with one standard deviation for all matrices, as published for BERT."""
+    """Return a truncated normal with one standard deviation for all matrices, as published for BERT."""
     return InitialRule(std=lambda _name: config.initial_std)
 
 

@@ -16,9 +16,11 @@ from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.packed import ALL, Layout, PackedBatch, Rows
 
 Stream = Callable[[PackedBatch], Tensor]
-"""Takes a text's next tokens with their positions, keeps what later ones need, and returns their states."""
+"""Reads a text's next tokens with their positions, keeps the data that later ones need, and returns their
+states.
+"""
 Sentence = Literal["first", "last", "mean", "ends"]
-"""State that represents a whole sequence; a function for each is in SENTENCE_STATES."""
+"""Kind of state that represents a sequence; SENTENCE_STATES has a function for each."""
 
 
 class Depth(NamedTuple):
@@ -47,7 +49,7 @@ class NamedLinear(NamedTuple):
     targets: tuple[str, ...]
     """The recipe's words (lora.targets) for the matrices stacked in it."""
     activation: str = ""
-    """The activation whose values are its inputs, if they are nothing else."""
+    """Activation that computes its inputs, if they are nothing else."""
 
 
 class WordView(NamedTuple):
@@ -60,7 +62,7 @@ class WordView(NamedTuple):
 
     def rows(self, rows_P: Tensor) -> Tensor:
         """Return the rows that predict the words at these rows [P]."""
-        # Filler points at row 0, which may have no row before it.
+        # Filler points at row 0, so the row before it may not exist.
         return (rows_P + self.offset).clamp(min=0) if self.offset else rows_P
 
     def of(self, hidden_PD: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ class InputParts(Protocol):
 
 
 BESIDE: dict[Direction, int] = {"both": 0, "left-to-right": -1, "right-to-left": 1}
-"""Rows from a word to the one that sees all of its side, but not the word."""
+"""Rows from a word to the row that sees all of its side, but not the word."""
 
 
 class Encoder(nn.Module, ABC):
@@ -99,25 +101,25 @@ class Encoder(nn.Module, ABC):
         self.sentence = sentence
         self.direction: Direction = "both"
         self.recompute = False
-        """Keep only each layer's input for the backward pass and compute the rest again there."""
+        """Gradient checkpointing: keep each layer's input and recompute the rest in the backward pass."""
 
     @property
     @abstractmethod
     def words(self) -> nn.Embedding:
-        """The word embeddings; a tied head of words has them as its decoder."""
+        """Return the word embeddings; a tied head of words has them as its decoder."""
 
     @abstractmethod
     def put_words(self, table: nn.Embedding) -> None:
         """Replace the word embeddings."""
 
     def share_tables(self, other: "Encoder") -> None:
-        """Take the tables of another encoder of the same kind for its own."""
+        """Use the tables of another encoder of the same kind."""
         self.put_words(other.words)
 
     @property
     @abstractmethod
     def layers(self) -> int:
-        """The number of layers that a batch passes, which may share weights."""
+        """Return the number of layers that a batch passes; layers may share weights."""
 
     @property
     def shares_layers(self) -> bool:
@@ -126,7 +128,7 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
-        """Return the last states of the requested rows [R, D]; the others need not be computed."""
+        """Return the last states of the requested rows [R, D]; others need not be computed."""
 
     @abstractmethod
     def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
@@ -154,7 +156,7 @@ class Encoder(nn.Module, ABC):
             self.set_submodule(each.name, layer)
 
     def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:  # noqa: ARG002 - others do
-        """Drop all other layers, as this config has them; a layer that is named twice becomes two."""
+        """Drop all other layers, as in this config; a layer that is named twice becomes two."""
         need(None, "layers that can be left out")
 
     # ---- what not every kind has: None where it is missing (`encoder_config.need` refuses that)
@@ -166,7 +168,7 @@ class Encoder(nn.Module, ABC):
 
     @property
     def input(self) -> InputParts | None:
-        """The vectors that are added up for each token; None if these are word vectors alone."""
+        """Return the vectors that are added up for each token; None if these are only word vectors."""
         return None
 
     def recordable(self, device: torch.device) -> bool:  # noqa: ARG002 - it depends on it elsewhere
@@ -184,18 +186,18 @@ class Encoder(nn.Module, ABC):
         return (WordView(BESIDE[self.direction]),)
 
     def predicting_rows(self, rows_P: Tensor) -> Tensor:
-        """Return the rows that predict the words at these rows [R]: those of each view, one after another."""
+        """Return the rows that predict the words at these rows [R]: each view's, one after another."""
         rows = [view.rows(rows_P) for view in self.word_views()]
         return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     def by_view(self, hidden_RD: Tensor) -> list[Tensor]:
-        """Return what each view reads [P] of the states at `predicting_rows`."""
+        """Return each view's part [P] of the states at `predicting_rows`."""
         views = self.word_views()
         parts = zip(hidden_RD.chunk(len(views)), views, strict=True)
         return [view.of(hidden_PD) for hidden_PD, view in parts]
 
     def stream(self) -> Stream | None:
-        """Return a reader for a text that goes on; None if a new token changes the states before it."""
+        """Return a reader for a text that grows; None if a new token changes the states before it."""
         return None
 
     def sentence_rows(self, layout: Layout) -> Rows:
@@ -206,7 +208,7 @@ class Encoder(nn.Module, ABC):
     def sentence_states(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
         """Return each sequence's state [S, D]: its first row ([CLS]), its last, halves of both, or the mean.
 
-        A causal encoder must say "last": its first row sees no text, and a head on it would be a constant.
+        A causal encoder must use "last": its first row sees no text, and a head on it would be a constant.
         """
         return SENTENCE_STATES[self.sentence](hidden_TD, layout)
 
@@ -214,13 +216,13 @@ class Encoder(nn.Module, ABC):
         """Return the state of each sequence of a batch [S, D], and compute no others."""
         rows = self.sentence_rows(batch.layout)
         hidden_RD: Tensor = self(batch, rows=rows)
-        # Of all rows a compiled graph makes a slice of its own: never `is ALL`.
+        # A compiled graph makes a new slice of all rows: never `is ALL`.
         return self.sentence_states(hidden_RD, batch.layout) if isinstance(rows, slice) else hidden_RD
 
     def with_sentences(self, batch: PackedBatch, rows_P: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states of these rows [P, D] and of each sequence [S, D], from one pass."""
         rows_S = self.sentence_rows(batch.layout)
-        if isinstance(rows_S, slice):  # the mean of all rows (a ModernBERT may say so)
+        if isinstance(rows_S, slice):  # the mean of all rows (as in some ModernBERTs)
             hidden_TD = self(batch)
             return hidden_TD[rows_P], self.sentence_states(hidden_TD, batch.layout)
         hidden_RD = self(batch, rows=torch.cat((rows_P, rows_S)))
@@ -243,28 +245,29 @@ def can_compile(module: nn.Module) -> bool:
 
 
 def first_rows(layout: Layout) -> Tensor:
-    """The row at which each sequence begins [S]."""
-    # An empty sequence that only pads the layout points past the last row: any row will do, nobody reads it.
+    """Return the row at which each sequence begins [S]."""
+    # An empty sequence that only pads the layout points past the last row: any row will do, as it is not
+    # read.
     return torch.minimum(layout.starts_S1[:-1], layout.starts_S1[-1] - 1)
 
 
 def last_rows(layout: Layout) -> Tensor:
-    """The row at which each sequence ends [S]."""
+    """Return the row at which each sequence ends [S]."""
     return (layout.starts_S1[1:] - 1).clamp(min=0)
 
 
 def first_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The first row of each sequence [S, D]."""
+    """Return the first row of each sequence [S, D]."""
     return values_TD[first_rows(layout)]
 
 
 def last_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The last row of each sequence [S, D]."""
+    """Return the last row of each sequence [S, D]."""
     return values_TD[last_rows(layout)]
 
 
 def mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The mean of each sequence's rows [S, D], summed in fp32 or better; 0 for an empty one."""
+    """Return the mean of each sequence's rows [S, D], summed in fp32 or better; 0 for an empty one."""
     exact_TD = values_TD if values_TD.dtype == torch.float64 else values_TD.float()
     # segment_reduce sums in a fixed order; index_add would not on CUDA.
     sums_SD = torch.segment_reduce(
@@ -275,18 +278,18 @@ def mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
 
 
 def root_mean_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The sum of each sequence's rows over the square root of their number [S, D]."""
+    """Return the sum of each sequence's rows over the square root of their number [S, D]."""
     lengths_S = layout.starts_S1[1:] - layout.starts_S1[:-1]
     return mean_of_rows(values_TD, layout) * lengths_S[:, None].sqrt()
 
 
 def largest_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The element-wise largest of each sequence's rows [S, D]."""
+    """Return the element-wise largest of each sequence's rows [S, D]."""
     return torch.segment_reduce(values_TD, "max", offsets=layout.starts_S1.long(), axis=0, unsafe=True)
 
 
 def ends_of_rows(values_TD: Tensor, layout: Layout) -> Tensor:
-    """The first half of each sequence's last row, and the second half of its first row [S, D]."""
+    """Return the first half of each sequence's last row, and the second half of its first row [S, D]."""
     forwards_TE, backwards_TE = values_TD.chunk(2, -1)
     return torch.cat((forwards_TE[last_rows(layout)], backwards_TE[first_rows(layout)]), -1)
 

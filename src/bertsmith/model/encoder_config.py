@@ -1,4 +1,4 @@
-"""The numbers and costs of an encoder, as frozen data, and the reader of the config.json they come from."""
+"""The numbers and costs of an encoder, as frozen data, and the reader of config.json."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,8 +9,10 @@ from bertsmith.core.errors import UserError
 from bertsmith.model.kernels.activations import ACTIVATIONS
 
 Direction = Literal["both", "left-to-right", "right-to-left", "two-directions"]
-"""Tokens of its sequence that a token sees besides itself: all, those before it, or those after it. In two
-directions, half of its state sees those before it, and half those behind it."""
+"""Tokens that a token sees besides itself: all, earlier ones, or later ones.
+
+In two directions, half of its state sees earlier tokens, and half later ones.
+"""
 FP32, BF16 = 4, 2
 Part = TypeVar("Part")
 
@@ -22,7 +24,7 @@ class PassSize(NamedTuple):
     sequences: int
     """Number of sequences, of equal length: attention costs the square of a length."""
     predicted: int = 0
-    """Tokens whose words are scored."""
+    """Number of tokens with scored words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +40,12 @@ class StepForm:
 
     @property
     def value(self) -> int:
-        """Bytes of a number that a product gives."""
+        """Return the bytes of a number that a product gives."""
         return FP32 if self.precision == "fp32" else BF16
 
     @property
     def dropout_mark(self) -> int:
-        """Bytes that dropout keeps for each number: on a CPU its factor, on a GPU whether it stayed."""
+        """Return the bytes that dropout keeps for each number: on a CPU its factor, on a GPU its mask."""
         return self.value if self.device == "cpu" else 1
 
 
@@ -60,20 +62,23 @@ class EncoderConfig(ABC):
     width: int
     layers: int
     embedding_width: int
-    """ALBERT and ELECTRA keep narrow embeddings and widen them; elsewhere equal to `width`."""
+    """Width of the embeddings:
+
+    ALBERT and ELECTRA keep narrow ones and widen them; elsewhere equal to `width`.
+    """
     positions: int
-    """The longest text the model takes, in tokens."""
+    """Longest text of the model, in tokens."""
     segments: int = 0
-    """Segments that it tells apart."""
+    """Number of segments that it distinguishes."""
     dropout: float = 0.1
     head_dropout: float = 0.1
-    """Before the output layer of a task head."""
+    """Dropout before the output layer of a task head."""
     initial_std: float = 0.02
     pad_id: int = 0
     tied: bool = True
     """True if the word embeddings are also the decoder of masked words; else it has its own weights."""
     direction: Direction = "both"
-    """One side only where the model was trained to predict the next or the previous token."""
+    """Visible side: one side only if the model was trained to predict the next or the previous token."""
 
     @abstractmethod
     def operations(self, size: PassSize) -> float:
@@ -96,7 +101,7 @@ class EncoderConfig(ABC):
         """Return the bytes for each token of its widest layer."""
 
     def first_token_sees(self) -> str:
-        """Return how little of a text its first token sees; empty if it sees all."""
+        """Return the part of a text that its first token sees; empty if it sees all."""
         little = {
             "left-to-right": "nothing of the text",
             "two-directions": "the text in half of its state only",
@@ -108,21 +113,21 @@ class EncoderConfig(ABC):
         return f"{self.layers} layers, width {self.width}"
 
     def checked(self, reader: "ConfigReader") -> Self:
-        """Return the config with the layers that a file lists; raise if its numbers do not fit each other."""
+        """Return the config with the layers that a file lists; raise if its numbers do not fit together."""
         if self.positions < 1:
             what = "max_position_embeddings leaves no position"
             raise UserError(what, where=reader.where, remedy="correct it")
         return self
 
     def own_settings(self) -> tuple[str, ...]:
-        """Return the settings, by their names in a recipe, that no published class has.
+        """Return the settings, by their names in a recipe, that published classes lack.
 
-        With any, config.json names a type of our own, and no other tool opens the folder.
+        With any, config.json names our own type, and other tools do not open the folder.
         """
         return ()
 
     def own_keys(self) -> dict[str, Any]:
-        """Return the keys of config.json for layers that differ, which no published type has."""
+        """Return the keys of config.json for layers that differ, which published types lack."""
         return {}
 
     def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:  # noqa: ARG002 - others do
@@ -146,9 +151,9 @@ class EncoderConfig(ABC):
 
 
 OWN_TYPE = "bertsmith"
-"""The model_type in config.json where no published class has the network: other tools do not open it."""
+"""The model_type of networks that no published class implements, so that other tools refuse them."""
 MAX_SIZE = 2**24
-"""No size in any published config comes near it; a larger one is a broken or hostile file."""
+"""Maximum size; published configs do not come near it, so a larger one is a broken or hostile file."""
 MAX_LAYERS = 1024
 MAX_NUMBER = 1e30
 
@@ -162,54 +167,54 @@ class ConfigReader:
     used: set[str] = field(default_factory=set)
 
     def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
-        """A whole number within bounds; without a default the key must be there."""
+        """Return a whole number within bounds; without a default the key is required."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self._wrong(key, f"is {value!r}", f"a whole number from {least} to {most} is expected")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """A non-negative number."""
+        """Return a non-negative number."""
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MAX_NUMBER:
             raise self._wrong(key, f"is {value!r}", "a non-negative number is expected")
         return float(value)
 
     def rate(self, key: str, default: float) -> float:
-        """A fraction such as a dropout rate, from 0 to 1."""
+        """Return a fraction from 0 to 1, for example a dropout rate."""
         value = self.number(key, default)
         if value > 1:
             raise self._wrong(key, f"is {value!r}", "a rate from 0 to 1 is expected")
         return value
 
     def word(self, key: str, default: str, *, choices: tuple[str, ...]) -> str:
-        """One of the given words."""
+        """Return one of the given words."""
         value = self._get(key, default)
         if value not in choices:
-            raise self._wrong(key, f"is {value!r}", f"known: {', '.join(choices)}")
+            raise self._wrong(key, f"is {value!r}", f"supported: {', '.join(choices)}")
         return str(value)
 
     def activation(self, key: str, default: str) -> str:
-        """The name of an activation; a bare "gelu" is the erf form."""
+        """Return the name of an activation; a bare "gelu" is the erf form."""
         return self.word(key, default, choices=tuple(ACTIVATIONS))
 
     def direction(self) -> Direction:
-        """Side that the model sees; `is_decoder` is transformers' key for left to right."""
+        """Return the side that the model sees; `is_decoder` is transformers' key for left to right."""
         if self.switch("is_decoder", False):
             return "left-to-right"
-        # transformers knows no model that reads from right to left, so this key is ours.
+        # transformers does not have models that read from right to left, so this key is ours.
         backwards = self.word("attention_direction", "both", choices=("both", "right-to-left"))
         return "right-to-left" if backwards == "right-to-left" else "both"
 
     def switch(self, key: str, default: bool) -> bool:
-        """True or false."""
+        """Return true or false."""
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, f"is {value!r}", "true or false is expected")
         return value
 
     def table(self, key: str) -> Mapping[str, Any]:
-        """An object, empty where the file has none."""
+        """Return an object; empty if the file lacks it."""
         value = self._get(key, None)
         if value is not None and not isinstance(value, dict):
             raise self._wrong(key, f"is {value!r}", "an object is expected")
@@ -217,7 +222,7 @@ class ConfigReader:
 
     @property
     def model_type(self) -> str:
-        """The published type: that of the file, or the one that a type of our own comes from."""
+        """Return the published type: the file's, or the one that our own type is based on."""
         named = self.values.get("model_type")
         self.used.add("base_model_type")
         # A ModernBERT with settings of our own does not name its base.
@@ -234,7 +239,7 @@ class ConfigReader:
         return tuple(value)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of words, empty where the file has none."""
+        """Return a list of words; empty if the file lacks it."""
         value = self._get(key, None)
         if value is not None and not (
             isinstance(value, list) and all(isinstance(each, str) for each in value)
@@ -243,17 +248,17 @@ class ConfigReader:
         return tuple(value or ())
 
     def rest(self) -> dict[str, Any]:
-        """The keys nobody read: labels, notes of other tools."""
+        """Return the keys that were not read: labels, notes of other tools."""
         return {key: value for key, value in self.values.items() if key not in self.used}
 
     def require(self, key: str, default: Any, wanted: Any) -> None:
-        """Stop at a setting that would make another model than the one we build."""
+        """Raise at a setting that would make another model than the one we build."""
         value = self._get(key, default)
         if value != wanted:
             raise self._wrong(key, f"is {value!r}", f"only {wanted!r} is supported")
 
     def _get(self, key: str, default: Any) -> Any:
-        """The value, or the default where there is none; null is none, as in published files."""
+        """Return the value, or the default if it is missing or null, as in published files."""
         self.used.add(key)
         value = self.values.get(key)
         return default if value is None else value
@@ -273,6 +278,6 @@ def direction_keys(config: EncoderConfig) -> dict[str, Any]:
 def need(part: Part | None, what: str) -> Part:
     """Return a part that not every kind of encoder has; raise a UserError if it is missing."""
     if not part:
-        remedy = "take a Transformer, such as a BERT"
+        remedy = "use a Transformer, for example a BERT"
         raise UserError(f"this kind of model has no {what}", remedy=remedy)
     return part

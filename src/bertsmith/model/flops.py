@@ -14,9 +14,9 @@ from bertsmith.model.network import Network
 
 
 def forward_flops(network: Network, size: PassSize) -> float:
-    """The operations of a forward pass, with the head on predicted words."""
+    """Return the operations of a forward pass, with the head on predicted words."""
     config, width = network.config, network.config.width
-    if "replaced" in network.heads:  # it judges every token, and scores no words
+    if "replaced" in network.heads:  # it judges every token, without scoring words
         head = (width**2 + width) * size.tokens
     else:
         head = config.word_products() * size.predicted
@@ -24,6 +24,6 @@ def forward_flops(network: Network, size: PassSize) -> float:
 
 
 def flops_per_step(trained: Iterable[Network], size: PassSize, *, teacher: Network | None = None) -> float:
-    """The operations of a training step; a teacher runs forward only, and recomputation is not counted."""
+    """Return the operations of a training step; a teacher runs forward only, recomputation is not counted."""
     asked = 0.0 if teacher is None else forward_flops(teacher, size)
     return 3 * sum(forward_flops(network, size) for network in trained) + asked

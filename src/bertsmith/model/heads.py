@@ -15,7 +15,10 @@ from bertsmith.model.kernels.activations import activation_function
 Reads = Literal["tokens", "sentence", "pooled"]
 """Input of a head: every token's state, the encoder's sentence state, or the pooler's output."""
 ALIGNED_WORDS = 64
-"""A GPU multiplies three times as fast by rows of whole 16 bytes, which 30,522 scores are not."""
+"""Number of scores is rounded up to this:
+
+GPU products are three times as fast if rows are multiples of 16 bytes; 30,522 scores are not.
+"""
 
 
 class Pooler(nn.Module):
@@ -33,7 +36,7 @@ class Pooler(nn.Module):
 
 
 class Transform(nn.Module):
-    """A dense layer, an activation and, where the architecture has one, a LayerNorm."""
+    """A dense layer, an activation and, if the architecture has one, a LayerNorm."""
 
     def __init__(self, dense: nn.Linear, activation: str, norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -47,7 +50,7 @@ class Transform(nn.Module):
 
 
 class MaskedLanguageHead(nn.Module):
-    """Scores every vocabulary entry at the wanted rows; the word embeddings are its decoder, or its own."""
+    """Scores every vocabulary entry at the wanted rows; its decoder is the word embeddings or separate."""
 
     reads: Reads = "tokens"
 
@@ -58,11 +61,11 @@ class MaskedLanguageHead(nn.Module):
         self.decoder: nn.Parameter | None = None
 
     def untie(self, words_VE: Tensor) -> None:
-        """Give it a decoder of its own, of the size of these word embeddings."""
+        """Give it a separate decoder, of the size of these word embeddings."""
         self.decoder = nn.Parameter(torch.empty_like(words_VE))
 
     def decoder_weight(self, words_VE: Tensor) -> Tensor:
-        """Its decoder, given the word embeddings."""
+        """Return its decoder, given the word embeddings."""
         return words_VE if self.decoder is None else self.decoder
 
     def forward(self, hidden_PD: Tensor, words_VE: Tensor, *, aligned: bool = False) -> Tensor:
@@ -83,15 +86,15 @@ def aligned_words(vocabulary: int) -> int:
 
 
 def exact_outputs(dtype: torch.dtype) -> torch.dtype:
-    """The precision of a task's last layer in a network of this one: at least fp32.
+    """Return the precision of a task's last layer in a network of this one: at least fp32.
 
-    Its bias may be a number as large as the user's own (a mean of 90,000), which 8 bits cannot hold.
+    Its bias may be as large as the user's own numbers (a mean of 90,000), which 8 bits cannot represent.
     """
     return torch.promote_types(dtype, torch.float32)
 
 
 class OutputHead(nn.Module):
-    """Dropout and a linear layer, behind the architecture's own transform where it has one."""
+    """Dropout and a linear layer, after the architecture's own transform if it has one."""
 
     def __init__(
         self, output: nn.Linear, *, reads: Reads, dropout: float, transform: Transform | None = None,
@@ -99,7 +102,7 @@ class OutputHead(nn.Module):
     ) -> None:  # fmt: skip
         super().__init__()
         self.reads: Reads = reads
-        # RoBERTa and ELECTRA also drop out in front of the transform.
+        # RoBERTa and ELECTRA also apply dropout before the transform.
         self.dropout_before = nn.Dropout(dropout_before)
         self.transform = nn.Identity() if transform is None else transform
         self.dropout = nn.Dropout(dropout)

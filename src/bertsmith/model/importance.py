@@ -1,8 +1,8 @@
 """Importance of each head and each feed-forward neuron to a loss: the gradient of a gate on its output.
 
 Michel et al. 2019, "Are Sixteen Heads Really Better than One?": a head's output is multiplied by a gate of 1,
-and its importance is the expectation over the data of the absolute derivative of the loss by that gate. It
-takes one backward pass for all heads at once. A gate on each neuron tells the same of the feed-forward.
+and its importance is the expectation over the data of the absolute derivative of the loss by that gate. One
+backward pass is enough for all heads. A gate on each neuron measures the feed-forward in the same way.
 
 Shapes: S sequences, R rows that a layer continues with, H heads, K head width, I inner width.
 """
@@ -28,18 +28,18 @@ class UnitImportance:
     neurons: tuple[Tensor, ...]
 
     def normalised(self) -> "UnitImportance":
-        """Each block's divided by its l2 norm, as published: layers then compare with each other."""
+        """Divide each block's values by their l2 norm, as published, so that layers are comparable."""
         return UnitImportance(_normalised(self.heads), _normalised(self.neurons))
 
 
 def _normalised(blocks: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    # A block that nothing depends on has no direction to keep.
+    # The gradients of an unused block are all 0 and have no direction.
     return tuple(values / max(float(values.norm()), torch.finfo(values.dtype).tiny) for values in blocks)
 
 
 @dataclass(slots=True)
 class _GatesOfBlock:
-    """The gates of one block while a batch passes: one for each sequence, that examples do not cancel out."""
+    """The gates of one block during a forward pass: one per sequence, so that examples do not cancel out."""
 
     sequence_R: Tensor | None = None
     heads_SH: Tensor | None = None
@@ -48,7 +48,7 @@ class _GatesOfBlock:
 
 @dataclass(slots=True)
 class ImportanceGates:
-    """The gates of a network's blocks, and what their gradients have come to."""
+    """The gates of a network's blocks, and the sums of their gradients."""
 
     network: Network
     blocks: list[_GatesOfBlock] = field(default_factory=list)
@@ -69,7 +69,7 @@ class ImportanceGates:
             block.heads_SH = block.neurons_SI = None
 
     def importance(self) -> UnitImportance:
-        """The mean over all sequences."""
+        """Return the mean over all sequences."""
         count = max(1, self.sequences)
         return UnitImportance(
             tuple(heads / count for heads, _ in self.sums), tuple(inner / count for _, inner in self.sums)
@@ -78,9 +78,9 @@ class ImportanceGates:
 
 @contextmanager
 def importance_gates(network: Network) -> Iterator[ImportanceGates]:
-    """Put gates on every block meanwhile: compute a loss, `collect` it, and so on over the data.
+    """Inside, put gates on every block: compute a loss, `collect` it, and so on over the data.
 
-    Layers that share a block share its gates (ALBERT): what they lose, they lose together.
+    Layers that share a block share its gates (ALBERT), and their importance.
     """
     gates = ImportanceGates(network)
     hooks = []
@@ -104,7 +104,7 @@ def _gate_block(block: Block, gates: ImportanceGates) -> list[Any]:
         hidden_TD, batch, rows = args[0], args[1], args[3] if len(args) > 3 else ALL
         assert isinstance(batch, PackedBatch), "a block's second argument"
         state.sequence_R = sequence_of_rows(batch.layout, len(hidden_TD))[rows]
-        if state.heads_SH is None or state.neurons_SI is None:  # a later layer of a shared block finds them
+        if state.heads_SH is None or state.neurons_SI is None:  # a later layer of a shared block reuses them
             state.heads_SH = hidden_TD.new_ones(batch.layout.sequences, heads).requires_grad_()
             state.neurons_SI = hidden_TD.new_ones(batch.layout.sequences, inner).requires_grad_()
 
@@ -125,6 +125,6 @@ def _gate_block(block: Block, gates: ImportanceGates) -> list[Any]:
 
 
 def sequence_of_rows(layout: Layout, rows: int) -> Tensor:
-    """The number of the sequence that each packed row belongs to [T]."""
+    """Return the number of the sequence of each packed row [T]."""
     every_T = torch.arange(rows, device=layout.starts_S1.device)
     return torch.searchsorted(layout.starts_S1[1:].long(), every_T, right=True)

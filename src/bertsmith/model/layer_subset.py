@@ -1,4 +1,4 @@
-"""A network of some layers of another one: what a student begins with (DistilBERT; Sanh et al. 2019)."""
+"""A network of some layers of another one: the initial student (DistilBERT; Sanh et al. 2019)."""
 
 from collections.abc import Sequence
 from copy import deepcopy
@@ -19,10 +19,10 @@ def evenly_spaced(layers: int, wanted: int) -> tuple[int, ...]:
 
 
 def network_of_layers(source: Network, layers: Sequence[int], config: EncoderConfig) -> Network:
-    """A network of this config with these layers of another one, its embeddings and its MLM head.
+    """Return a network of this config with these layers of another one, its embeddings and its MLM head.
 
-    What `without_segments` leaves out, the first segment's vector, becomes part of every position's: with one
-    segment both networks have the same embeddings.
+    `without_segments` drops the first segment's vector, so it is added to every position's: with one segment
+    both networks have the same embeddings.
     """
     encoder = deepcopy(source.encoder)
     encoder.keep_layers(layers, config)
@@ -33,7 +33,7 @@ def network_of_layers(source: Network, layers: Sequence[int], config: EncoderCon
 
 
 def freeze_positions(network: Network) -> bool:
-    """Let the position table stay as it is; whether there is one."""
+    """Freeze the position table; return True if there is one."""
     tables = [each for each in network.encoder.modules() if isinstance(each, PositionTable)]
     for table in tables:
         table.requires_grad_(False)

@@ -1,9 +1,9 @@
-"""LoRA (Hu et al. 2021): linear layers that stay as they are, with low-rank products beside them that learn.
+"""LoRA (Hu et al. 2021): frozen linear layers with added low-rank products that learn.
 
 Shapes: T packed tokens, I inputs, O outputs, R rank.
 
-Query, key and value are one layer of ours and three of the published models: each of the three can have an
-adapter of its own, the one that it would have as a layer of its own.
+Query, key and value are one layer of ours and three of the published models: each of the three can have a
+separate adapter, the one that it would have as a separate layer.
 """
 
 import math
@@ -56,33 +56,33 @@ class LowRank(nn.Module):
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer, its weights those of the one it stands for, with adapters of the matrices in it."""
+    """A linear layer with the original weights, and adapters of the matrices in it."""
 
     def __init__(self, linear: nn.Linear, stacked: int) -> None:
-        nn.Module.__init__(self)  # weights of its own would only be thrown away
+        nn.Module.__init__(self)  # new weights would be discarded
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight = linear.weight
         self.register_parameter("bias", linear.bias)
         self.stacked = stacked
         self.adapters = nn.ModuleDict()
-        """By the number of the matrix."""
+        """Adapters by the number of the matrix."""
 
     def forward(self, input: Tensor) -> Tensor:
         return self.adapted(super().forward(input), input)
 
     def adapted(self, frozen_TO: Tensor, values_TI: Tensor) -> Tensor:
-        """Return the layer's output with its adapters, from that without them."""
+        """Return the layer's output with its adapters, from the output without them."""
         parts = list(frozen_TO.chunk(self.stacked, dim=-1))
         for number, adapter in self.adapters.items():
             parts[int(number)] = parts[int(number)] + adapter(values_TI)
         return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
 
     def merged(self) -> nn.Linear:
-        """A plain linear layer that gives the same."""
+        """Return an equivalent plain linear layer."""
         linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
         weight_OI = self.weight.detach().to(torch.promote_types(self.weight.dtype, torch.float32), copy=True)
         for number, adapter in self.adapters.items():
-            assert isinstance(adapter, LowRank), "nothing else is put there"
+            assert isinstance(adapter, LowRank), "only adapters are put there"
             weight_OI.chunk(self.stacked)[int(number)].add_(adapter.product())
         linear.weight = nn.Parameter(weight_OI.to(self.weight.dtype))
         linear.register_parameter("bias", self.bias)
@@ -94,7 +94,7 @@ class LoraLinear(nn.Linear):
 
 @dataclass(frozen=True, slots=True)
 class PublishedLayer:
-    """A linear layer of a published model, as it is found in a network of ours."""
+    """A linear layer of a published model, and its place in our network."""
 
     name: str
     """Its published name."""
@@ -106,26 +106,26 @@ class PublishedLayer:
     """Number of matrices in our layer."""
 
     def in_network(self, network: Network) -> LoraLinear:
-        """Our layer, made into one that can hold adapters."""
+        """Return our layer, converted to one that can hold adapters."""
         layer = network.get_submodule(self.ours)
-        assert isinstance(layer, nn.Linear), "published_layers gives no others"
+        assert isinstance(layer, nn.Linear), "published_layers returns linear layers only"
         if not isinstance(layer, LoraLinear):
             layer = LoraLinear(layer, self.stacked)
             network.set_submodule(self.ours, layer)
         return layer
 
     def adapter_in(self, network: Network) -> LowRank | None:
-        """Its adapter, if it has one."""
+        """Return its adapter, if it has one."""
         layer = network.get_submodule(self.ours)
         if not isinstance(layer, LoraLinear) or str(self.number) not in layer.adapters:
             return None
         adapter = layer.adapters[str(self.number)]
-        assert isinstance(adapter, LowRank), "nothing else is put there"
+        assert isinstance(adapter, LowRank), "only adapters are put there"
         return adapter
 
 
 def published_layers(network: Network) -> dict[str, PublishedLayer]:
-    """The linear layers of a network by their published names."""
+    """Return the linear layers of a network by their published names."""
     found = {}
     for ours, theirs in published_names(network.config, dict.fromkeys(network.heads, 0)).items():
         layer, _, kind = ours.rpartition(".")
@@ -137,9 +137,9 @@ def published_layers(network: Network) -> dict[str, PublishedLayer]:
 
 
 def targeted_layers(network: Network, targets: Sequence[str]) -> list[PublishedLayer]:
-    """The layers of the encoder that these targets name.
+    """Return the layers of the encoder that these targets name.
 
-    Where query, key and value are published as one layer (ModernBERT), each of the three names it.
+    If query, key and value are published as one layer (ModernBERT), each of the three names it.
     """
     named = {f"encoder.{each.name}": each.targets for each in network.encoder.linears()}
     found = []
@@ -153,17 +153,17 @@ def targeted_layers(network: Network, targets: Sequence[str]) -> list[PublishedL
 def add_fresh_adapters(
     network: Network, targets: Sequence[str], shape: LoraShape, generator: torch.Generator
 ) -> None:
-    """Give the targets adapters that change nothing yet: A by Kaiming's rule, B zero, as peft begins."""
+    """Give the targets adapters without an effect yet: A by Kaiming's rule, B zero, like peft."""
     for layer in targeted_layers(network, targets):
         ours = layer.in_network(network)
         if str(layer.number) in ours.adapters:  # layers that share their weights share the adapter (ALBERT)
             continue
         inputs, outputs = ours.in_features, ours.out_features // ours.stacked
         if shape.rank > min(inputs, outputs):
-            what = f"is {shape.rank}, and {layer.name} has {inputs} inputs and {outputs} outputs"
+            what = f"is {shape.rank}, but {layer.name} has {inputs} inputs and {outputs} outputs"
             remedy = f"choose at most {min(inputs, outputs)}; 8 is usual"
             raise UserError(what, key="lora.rank", remedy=remedy)
-        # Sampled in fp32 on the CPU, then moved: the same weights whatever the device.
+        # Sampled in fp32 on the CPU, then moved: the same weights on any device.
         lora_A, like = torch.empty(shape.rank, inputs), ours.weight
         nn.init.kaiming_uniform_(lora_A, a=math.sqrt(5), generator=generator)
         lora_B = torch.zeros(outputs, shape.rank)
@@ -178,7 +178,7 @@ def add_adapters(network: Network, adapters: Mapping[PublishedLayer, LowRank]) -
 
 
 def adapters_of(network: Network) -> Iterator[tuple[str, LowRank]]:
-    """The adapters of a network by the published names of their layers."""
+    """Yield the adapters of a network by the published names of their layers."""
     for name, layer in published_layers(network).items():
         if (adapter := layer.adapter_in(network)) is not None:
             yield name, adapter
@@ -190,13 +190,13 @@ def has_adapters(network: Network) -> bool:
 
 
 def with_shared_weights(network: Network) -> Network:
-    """A network of its own whose weights are those of another: what is put into it changes no other."""
+    """Return a network with the weights of another; adapters added to it do not change the other."""
     tensors = chain(network.parameters(), network.buffers())
     return deepcopy(network, {id(tensor): tensor for tensor in tensors})
 
 
 def merged_network(network: Network) -> Network:
-    """A network without adapters that gives the same; weights that had none are shared."""
+    """Return an equivalent network without adapters; weights that had none are shared."""
     merged = with_shared_weights(network)
     for module in list(merged.modules()):
         for name, layer in list(module.named_children()):

@@ -1,4 +1,4 @@
-"""An encoder together with the heads that stand on it, and how one of any architecture is made."""
+"""An encoder with its heads, and the construction of networks of any architecture."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -27,29 +27,29 @@ class Network(nn.Module):
         self.heads = nn.ModuleDict(heads)
 
     def forward(self, batch: PackedBatch) -> Tensor:
-        """The last hidden states [T, D]."""
+        """Return the last hidden states [T, D]."""
         hidden_TD: Tensor = self.encoder(batch)
         return hidden_TD
 
     def scores(self, head: str, hidden_TD: Tensor, layout: Layout) -> Tensor:
-        """The outputs of a head: [S, C] for a sentence head, [T, C] for one on every token."""
+        """Return the outputs of a head: [S, C] for a sentence head, [T, C] for one on every token."""
         if self.heads[head].reads == "tokens":
             scores_TC: Tensor = self.heads[head](hidden_TD)
             return scores_TC
         return self.scores_of_sentences(head, self.encoder.sentence_states(hidden_TD, layout))
 
     def scores_of_sentences(self, head: str, sentence_SD: Tensor) -> Tensor:
-        """The outputs of a sentence head [S, C], given what stands for each sequence."""
+        """Return the outputs of a sentence head [S, C], given the state of each sequence."""
         pooled = self.heads[head].reads == "pooled"
         scores_SC: Tensor = self.heads[head](self.heads["pooler"](sentence_SD) if pooled else sentence_SD)
         return scores_SC
 
     def sentence_scores(self, head: str, batch: PackedBatch) -> Tensor:
-        """The outputs of a sentence head [S, C], without computing what it does not look at."""
+        """Return the outputs of a sentence head [S, C], without computing unused states."""
         return self.scores_of_sentences(head, self.encoder.sentences(batch))
 
     def pooled(self, hidden_TD: Tensor, layout: Layout) -> Tensor:
-        """The pooler's output [S, D]."""
+        """Return the pooler's output [S, D]."""
         pooled_SD: Tensor = self.heads["pooler"](self.encoder.sentence_states(hidden_TD, layout))
         return pooled_SD
 
@@ -58,7 +58,7 @@ class Network(nn.Module):
         return self.scores_of_views(self.encoder.by_view(hidden_TD[self.encoder.predicting_rows(rows_P)]))
 
     def scores_of_views(self, views: Sequence[Tensor]) -> Tensor:
-        """Return scores of the whole vocabulary for words [P, V], given what each view of them reads [P].
+        """Return scores of the whole vocabulary for words [P, V], given each view's states of them.
 
         Several views are combined by adding log-probabilities, which a softmax normalises again.
         """
@@ -70,7 +70,7 @@ class Network(nn.Module):
     def scores_of_words(self, hidden_PD: Tensor, *, aligned: bool = False) -> Tensor:
         """Return scores of the whole vocabulary for these states [P, V].
 
-        Aligned ones go on, up to a round number, with words that do not exist: their scores are -inf.
+        Aligned ones are padded to a round number with words that do not exist: their scores are -inf.
         """
         words_VE = self.encoder.words.weight
         scores_PV: Tensor = self.heads["mlm"](hidden_PD, words_VE, aligned=aligned)
@@ -78,7 +78,7 @@ class Network(nn.Module):
 
 
 def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
-    """A network whose weights are still to be filled; `heads` gives each head's number of outputs."""
+    """Build a network with unset weights; `heads` gives each head's number of outputs."""
     architecture = architecture_of(config.model_type)
     modules = {name: _head_spec(architecture, name).build(config, outputs) for name, outputs in heads.items()}
     network = Network(config, architecture.build_encoder(config), modules)
@@ -91,7 +91,7 @@ def build_network(config: EncoderConfig, heads: Mapping[str, int]) -> Network:
 
 
 def set_direction(network: Network, direction: Direction) -> None:
-    """Let each token see both sides or one only, in training and afterwards; its config says so too."""
+    """Let each token see both sides or one only, in training and afterwards; update the config."""
     if direction not in (known := architecture_of(network.config.model_type).directions):
         what = f"a model of type {network.config.model_type} reads {' or '.join(known)}, never {direction}"
         raise UserError(what, key="examples.objective", remedy="choose another objective or model")
@@ -100,14 +100,14 @@ def set_direction(network: Network, direction: Direction) -> None:
 
 
 def set_pooling(network: Network, sentence: Literal["first", "mean"]) -> None:
-    """Let another state stand for a whole sequence; a config that can say so does."""
+    """Represent a sequence by another state, also in a config that can express it."""
     network.encoder.sentence = sentence
     said: dict[str, Any] = {key.name: sentence for key in fields(network.config) if key.name == "sentence"}
     network.config = replace(network.config, **said)
 
 
 def new_network(config: EncoderConfig, heads: Mapping[str, int], generator: torch.Generator) -> Network:
-    """A network with the architecture's published initial weights, sampled from the generator."""
+    """Return a network with the architecture's published initial weights, sampled from the generator."""
     network = build_network(config, heads)
     initialise(network, architecture_of(config.model_type).initial(config), generator)
     return network
@@ -129,11 +129,11 @@ def initialise(module: nn.Module, rule: InitialRule, generator: torch.Generator)
 
 
 def add_fresh_head(network: Network, name: str, outputs: int, generator: torch.Generator) -> list[str]:
-    """Put a newly initialised head, and what it stands on, on a network that lacks them; their names."""
+    """Add a newly initialised head, and its missing dependencies, to a network; return their names."""
     architecture = architecture_of(network.config.model_type)
     head = _head_spec(architecture, name).build(network.config, outputs)
     initialise(head, architecture.initial(network.config), generator)
-    # Sampled in fp32 on the CPU, then moved: the same weights whatever the device and precision.
+    # Sampled in fp32 on the CPU, then moved: the same weights on any device and in any precision.
     like = network.encoder.words.weight
     network.heads[name] = head.to(device=like.device, dtype=like.dtype)
     return [name, *add_missing_supports(network, generator)]
@@ -155,7 +155,7 @@ def take_transform(network: Network, name: str) -> None:
 
 
 def add_missing_supports(network: Network, generator: torch.Generator) -> list[str]:
-    """Initialise what heads stand on where it is missing (a classifier without its pooler); their names."""
+    """Initialise missing dependencies of heads (a classifier without its pooler); return their names."""
     architecture = architecture_of(network.config.model_type)
     needed = {support for head in network.heads for support in _head_spec(architecture, head).needs}
     return [
@@ -166,7 +166,7 @@ def add_missing_supports(network: Network, generator: torch.Generator) -> list[s
 
 
 def published_names(config: EncoderConfig, heads: Mapping[str, int]) -> Names:
-    """Every parameter of the network -> its published names, in the form with the architecture's prefix."""
+    """Map every parameter of the network to its published names, with the architecture's prefix."""
     architecture = architecture_of(config.model_type)
     names = {
         f"encoder.{ours}": theirs
@@ -185,5 +185,5 @@ def published_names(config: EncoderConfig, heads: Mapping[str, int]) -> Names:
 def _head_spec(architecture: Architecture[Any], head: str) -> HeadSpec[Any]:
     if head not in architecture.heads:
         remedy = f"it has {', '.join(architecture.heads)}"
-        raise UserError(f"{architecture.model_type} has no {head!r} head", remedy=remedy)
+        raise UserError(f"{architecture.model_type} does not have a {head!r} head", remedy=remedy)
     return architecture.heads[head]

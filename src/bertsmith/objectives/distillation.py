@@ -1,11 +1,11 @@
-"""Distillation: a student predicts masked words and learns from what a teacher makes of the same batch.
+"""Distillation: a student predicts masked words and learns from a teacher's outputs for the same batch.
 
 Soft targets, masked words and the cosine of the last states are DistilBERT's (Sanh et al. 2019); matched
 hidden states and attention scores TinyBERT's (Jiao et al. 2019); relations of the last layer MiniLM's (Wang
 et al. 2020). Each loss is a sum over rows, divided by a global count of them.
 
-Shapes: T packed tokens, P predicted rows, R rows that count (all T or the predicted ones), D model width,
-H heads, K head width, V vocabulary, C counts.
+Shapes: T packed tokens, P predicted rows, R rows that count (all T or the predicted ones), D model width, H
+heads, K head width, V vocabulary, C counts.
 """
 
 from dataclasses import dataclass, field
@@ -42,27 +42,28 @@ from bertsmith.recipe.schema import Recipe
 from bertsmith.training.soft_targets import soft_losses
 
 LOSSES = ("soft", "mlm", "cosine", "hidden", "attention", "relation")
-"""In the order of the recipe; each has its weight there."""
+"""Names of the losses, in the order of their weights in the recipe."""
 
 
 @dataclass
 class Pass:
-    """Outputs of one network for a batch, which are compared."""
+    """Outputs of one network for a batch, to compare with the other network's."""
 
     last_RD: Tensor
     states: list[Tensor] = field(default_factory=list)
-    """After the embeddings and after each layer [T, D], where they are compared."""
+    """Compared states, of the embeddings and of each layer [T, D]."""
     projections: dict[int, Projections] = field(default_factory=dict)
-    """Projections of the layers whose attention is compared, by their numbers from 0."""
+    """Projections of the layers with compared attention, by their numbers from 0."""
 
 
 class Distillation(PretrainingObjective):
-    """A student with its teacher, which is asked and never trained."""
+    """A student with its teacher; the teacher is not trained."""
 
     def __init__(self, network: Network, teacher: Network, distill: DistillSection, *, seed: int = 0) -> None:
         super().__init__(network, measures(distill))
-        # In a tuple, where torch does not look for modules: no optimiser trains it, no checkpoint holds it,
-        # and no process shards it. Whoever builds the objective has put it on the run's device.
+        # In a tuple, which hides it from torch's search for modules: optimisers do not train it, checkpoints
+        # do not contain it, and processes do not shard it. The caller has already moved it to the run's
+        # device.
         self._asked = (teacher.eval().requires_grad_(False),)
         self.distill = distill
         ours, theirs = network.config, teacher.config
@@ -79,17 +80,17 @@ class Distillation(PretrainingObjective):
 
     @property
     def teacher(self) -> Network:
-        """The network that is learned from."""
+        """The teacher network."""
         return self._asked[0]
 
     def flops(self, tokens: int, sequences: int, predicted: int) -> float:
-        """The operations of the student's training and of asking the teacher."""
+        """Return the operations of training the student and of running the teacher."""
         everywhere = self.distill.rows == "all" and self.distill.soft_weight > 0
         size = PassSize(tokens, sequences, tokens if everywhere else predicted)
         return flops_per_step([self.network], size, teacher=self.teacher)
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The losses that have weights, and the right and equal predictions of words."""
+        """Return the losses with weights, and the counts of right and equal predictions of words."""
         everywhere, inputs = self.distill.rows == "all", batch.inputs
         rows = ALL if everywhere else batch["masked_rows_P"]
         ours = self._pass(self.network, inputs, rows)
@@ -125,14 +126,14 @@ class Distillation(PretrainingObjective):
         return Pass(encoder(inputs, rows=rows), [], kept)
 
     def _depths_of(self, network: Network) -> list[int]:
-        """The depths of a network's states that are compared, 0 for its embeddings."""
+        """Return the depths of a network's compared states, 0 for its embeddings."""
         which = 1 if network is self.teacher else 0
         return [pair[which] for pair in self.depths]
 
     def _words(
         self, batch: PretrainingBatch, ours: Pass, theirs: Pass, weights_R: Tensor
     ) -> dict[str, Tensor]:
-        """The losses of predicted words, and how many predictions of either are right, or the same."""
+        """Return the losses of predicted words, the right predictions of each network, and the equal ones."""
         everywhere, rows_P, ids_P = self.distill.rows == "all", batch["masked_rows_P"], batch["masked_ids_P"]
         weights_P, network = batch["masked_weights_P"], self.network
         if not self.distill.soft_weight:
@@ -153,7 +154,7 @@ class Distillation(PretrainingObjective):
         return {"token_loss": token_loss, "soft_loss": (soft_R * weights_R).sum(), **told}
 
     def _layers(self, layout: Layout, ours: Pass, theirs: Pass, weights_T: Tensor) -> dict[str, Tensor]:
-        """The losses of hidden states, attention scores and relations that the recipe asks for."""
+        """Return the losses of hidden states, attention scores and relations that the recipe requires."""
         found: dict[str, list[Tensor]] = {}
         if self.distill.hidden_weight:
             found["hidden"] = [
@@ -177,16 +178,16 @@ class Distillation(PretrainingObjective):
 
 
 def sum_of(loss: str) -> str:
-    """Return the name of the sum of one of the `LOSSES`; masked words have that of other objectives."""
+    """Return the name of a loss's sum; masked words have the same name as in other objectives."""
     return f"{'token' if loss == 'mlm' else loss}_loss"
 
 
 def measures(distill: DistillSection) -> Declaration:
-    """The losses that have weights, and how often student and teacher predict masked words."""
+    """Declare the losses that have weights, and the fraction of masked words that both predict alike."""
     rows = "tokens" if distill.rows == "all" else "masked"
     over = {"mlm": "masked", "soft": rows, "cosine": rows}
     weights = {name: getattr(distill, f"{name}_weight") for name in LOSSES}
-    # Masked words count with a weight of 0, too: processes that share a run want a gradient of every weight.
+    # Masked words count with a weight of 0, too: distributed runs need a gradient for every weight.
     terms = tuple(
         LossTerm(sum_of(name), over.get(name, "tokens"), weight)
         for name, weight in weights.items()
@@ -199,7 +200,7 @@ def measures(distill: DistillSection) -> Declaration:
         ("token_hits",),
         (*(losses | {"token_loss": word_loss}).values(), *words),
         "token_loss",
-        # A student that only compares states learns no words.
+        # A student that only compares states does not learn words.
         "unigram" if distill.soft_weight or distill.mlm_weight else None,
         WORD_FIELDS,
     )
@@ -211,7 +212,8 @@ def measures(distill: DistillSection) -> Declaration:
 
 
 def matching_depths(ours: int, theirs: int) -> list[tuple[int, int]]:
-    """Return the states to compare: those of the embeddings (0), and of each layer with one as far up.
+    """Return the states to compare: the embeddings' (0), and each layer's with the teacher's at the same
+    fraction.
 
     A student's layer m of M has the teacher's layer m x N / M of N (TinyBERT).
     """
@@ -219,28 +221,30 @@ def matching_depths(ours: int, theirs: int) -> list[tuple[int, int]]:
 
 
 def check_reads_masks(network: Network) -> None:
-    """Raise if a student or teacher does not predict a word where its mask is."""
+    """Raise if a student or teacher does not predict a word at its mask."""
     if network.encoder.word_views() != (WordView(),):
-        what = "a student and its teacher are compared at masked words, and one of them is read beside words"
-        raise UserError(what, key="distill.teacher", remedy="take models that were trained with masks")
+        what = (
+            "a student and its teacher are compared at masked words, but one of them predicts words elsewhere"
+        )
+        raise UserError(what, key="distill.teacher", remedy="use models that were trained with masks")
 
 
 def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: DistillSection) -> None:
-    """Raise if what the recipe compares cannot be compared between these two."""
+    """Raise if these two models cannot be compared as the recipe requires."""
     if not distill.compares_heads:
         return
     where, student, teacher = "distill.relation_heads", with_heads(student), with_heads(teacher)
     if not (student.plain_attention and teacher.plain_attention):
-        what = "a DeBERTa's attention is no product of queries and keys alone"
+        what = "a DeBERTa's attention is not a product of only queries and keys"
         remedy = "set distill.attention_weight and distill.relation_weight to 0"
         raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if student.layer_heads or teacher.layer_heads:
-        what = "of a model whose heads were pruned, no others can be compared with those that are left"
+        what = "a model with pruned heads cannot be compared with another model's heads"
         remedy = "set distill.attention_weight and distill.relation_weight to 0"
         raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if distill.relation_heads == "heads":
         if student.heads != teacher.heads:
-            what = f"the student has {student.heads} heads, and the teacher {teacher.heads}"
+            what = f"the student has {student.heads} heads, but the teacher has {teacher.heads}"
             remedy = f"set {where} to a number that divides {student.width} and {teacher.width}"
             raise UserError(what, where=where, remedy=remedy)
     elif student.width % distill.relation_heads or teacher.width % distill.relation_heads:
@@ -249,12 +253,12 @@ def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: Di
 
 
 def summary(recipe: Recipe) -> str:
-    """The objective in words, for the card."""
+    """Describe the objective, for the card."""
     return f"distilled; {_weighed(recipe)}; {mlm.summary(recipe)}"
 
 
 def choices(recipe: Recipe) -> list[str]:
-    """The weights of the losses, where they count, and what the student begins with."""
+    """Describe the weights of the losses, the rows that count, and the student's initial weights."""
     layers = recipe.distill.layers
     lines = [f"distillation: {_weighed(recipe)}"]
     if layers:
@@ -274,12 +278,12 @@ def _weighed(recipe: Recipe) -> str:
 
 
 def heads_of(_: Recipe) -> dict[str, int]:
-    """The student's head."""
+    """Return the student's head."""
     return {"mlm": 0}
 
 
 def build(network: Network, teacher: Network | None, recipe: Recipe) -> Distillation:
-    """The recipe's objective over a student and its teacher."""
+    """Build the recipe's objective over a student and its teacher."""
     assert teacher is not None
     check_reads_masks(network)
     return Distillation(network, teacher, recipe.distill, seed=recipe.run.seed)

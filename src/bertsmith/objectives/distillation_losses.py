@@ -16,7 +16,7 @@ from bertsmith.recipe.distill_section import Relation
 from bertsmith.training.soft_targets import divergence
 
 UNSEEN = -1e9
-"""The score of a key that does not exist: e to it is 0 beside any other, and its differences are numbers."""
+"""Score of a missing key: e to it is 0 compared with any other, but differences of it are finite."""
 
 
 class Projections(NamedTuple):
@@ -27,22 +27,22 @@ class Projections(NamedTuple):
     value_THK: Tensor
 
     def in_heads(self, heads: int) -> "Projections":
-        """Return these numbers, cut into `heads` heads."""
+        """Return the same numbers, cut into `heads` heads."""
         return Projections(*(each.reshape(len(each), heads, -1) for each in self))
 
 
 def cosine_losses(ours_RD: Tensor, theirs_RD: Tensor) -> Tensor:
-    """1 - the cosine of each row's states [R]."""
+    """Return 1 - the cosine of each row's states [R]."""
     return 1 - functional.cosine_similarity(ours_RD.float(), theirs_RD.float(), dim=-1)
 
 
 def state_losses(ours_TD: Tensor, theirs_TD: Tensor) -> Tensor:
-    """The mean squared difference of each row's states [T]."""
+    """Return the mean squared difference of each row's states [T]."""
     return (ours_TD.float() - theirs_TD.float()).square().mean(-1)
 
 
 def attention_losses(ours: Projections, theirs: Projections, layout: Layout) -> Tensor:
-    """The mean squared difference of each row's attention scores, over heads and keys [S, N]."""
+    """Return the mean squared difference of each row's attention scores, over heads and keys [S, N]."""
     exists_SN = _padding(layout)[1]
     scores = [_scores(each.query_THK, each.key_THK, layout) for each in (ours, theirs)]
     differences_SANN = (scores[0] - scores[1]).square() * exists_SN[:, None, None]
@@ -50,13 +50,13 @@ def attention_losses(ours: Projections, theirs: Projections, layout: Layout) -> 
 
 
 def relation_losses(ours: Projections, theirs: Projections, layout: Layout, relation: Relation) -> Tensor:
-    """The divergence of each row's relation to all rows of its sequence, a mean over heads [S, N]."""
+    """Return the divergence of each row's relation to all rows of its sequence, a mean over heads [S, N]."""
     ours_SANN, theirs_SANN = (_log_relation(each, layout, relation) for each in (ours, theirs))
     return divergence(theirs_SANN, ours_SANN).mean(1)
 
 
 def in_sequences(weights_T: Tensor, layout: Layout) -> Tensor:
-    """A number of each row at its place in its sequence [S, N], 0 where there is no row."""
+    """Return each row's number at its place in its sequence [S, N]; 0 for places without a row."""
     rows_SN, exists_SN = _padding(layout)
     return weights_T[rows_SN] * exists_SN
 
@@ -69,7 +69,7 @@ def _log_relation(projections: Projections, layout: Layout, relation: Relation) 
 
 
 def _scores(ones_TAK: Tensor, others_TAK: Tensor, layout: Layout) -> Tensor:
-    """The scaled products of each row with all rows of its sequence [S, A, N, N]."""
+    """Return the scaled products of each row with all rows of its sequence [S, A, N, N]."""
     rows_SN = _padding(layout)[0]
     ones_SANK, others_SANK = (each.float()[rows_SN].transpose(1, 2) for each in (ones_TAK, others_TAK))
     scores_SANN: Tensor = ones_SANK @ others_SANK.transpose(-1, -2) / math.sqrt(ones_TAK.shape[-1])
@@ -77,7 +77,7 @@ def _scores(ones_TAK: Tensor, others_TAK: Tensor, layout: Layout) -> Tensor:
 
 
 def _padding(layout: Layout) -> tuple[Tensor, Tensor]:
-    """The row of each place in each sequence, and whether there is one [S, N]."""
+    """Return the row of each place in each sequence, and True if it exists [S, N]."""
     starts_S1 = layout.starts_S1
     rows_SN = starts_S1[:-1, None] + torch.arange(layout.longest, device=starts_S1.device)
     exists_SN = rows_SN < starts_S1[1:, None]

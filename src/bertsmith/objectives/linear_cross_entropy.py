@@ -1,11 +1,11 @@
-"""The loss of predicted words without keeping their scores: for CPUs, where these are most of a small model.
+"""The loss of predicted words without storing their scores: for CPUs, where scores dominate a small model.
 
 Shapes: P predicted rows, R of them at a time, E embedding width, V vocabulary.
 
-A 2 x 128 model has 30,522 scores for each predicted row, and beside three products most of the time goes into
-passes over all of them (two softmaxes, an argmax, a bias's gradient, new memory). Here there are fewer, over
-the rows of a chunk. The gradients are computed together with the loss, from exponentials that nobody divides:
-what a row is to be divided by goes into its [E] operand instead.
+A 2 x 128 model has 30,522 scores for each predicted row. Apart from three products, most of its time goes
+into passes over all of them (two softmaxes, an argmax, a bias's gradient, new memory). Here there are fewer
+passes, over the rows of a chunk. The gradients are computed together with the loss, from exponentials that
+are not divided: the divisor of a row is applied to its [E] operand instead.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from bertsmith.model.network import Network
 from bertsmith.objectives.pretraining_objective import weighted_sums
 
 CHUNK_SCORES = 2**23
-"""Maximum scores in memory at a time; fewer would add up the gradient of the words more often."""
+"""Maximum scores in memory at a time; with fewer, the gradient of the words would be summed more often."""
 
 
 def chunk_rows(vocabulary: int) -> int:
@@ -74,7 +74,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             torch.mm(powers_RV, decoder_VE, out=to_states_RE).mul_(factors_R1)
             if to_bias_V is not None:
                 to_bias_V.addmv_(powers_RV.t(), factors_R1[:, 0])
-        # The label's own part of a row's gradient, which the probabilities above are reduced by.
+        # The label's own part of a row's gradient, which reduces the probabilities above.
         to_decoder_VE.index_add_(0, labels_P, states_PE * weights_P[:, None], alpha=-1)
         to_states_PE.sub_(decoder_VE[labels_P] * weights_P[:, None])
         if to_bias_V is not None:
@@ -97,7 +97,7 @@ def _scores(states_RE: Tensor, decoder_VE: Tensor, bias_V: Tensor | None, out: T
 
 
 def _best_guesses(scores_RV: Tensor, labels_R: Tensor, may_be_R: Tensor) -> Tensor:
-    """True if the label is the first of the largest scores: an argmax, only of the rows that can match."""
+    """True if the label is the first of the largest scores: an argmax over only the rows that can match."""
     rows = may_be_R.nonzero()[:, 0]
     hits_R = torch.zeros_like(may_be_R)
     hits_R[rows] = scores_RV[rows].argmax(-1) == labels_R[rows]

@@ -40,7 +40,7 @@ CHOSEN: dict[Unit, str] = {
 
 
 def _of_nats(total: str, value: Callable[[float, float], float]) -> Value:
-    """Return a function of the loss a token and of a total that only evaluations have."""
+    """Return a function of the loss per token and of a total that only evaluations have."""
 
     def found(totals: Totals) -> float | None:
         nats = mean("token_loss", "masked")(totals)
@@ -77,16 +77,16 @@ def with_pairs(declared: Declaration, pair_head: PairHead, weight: float) -> Dec
 
 
 class MaskedLanguageModelling(PretrainingObjective):
-    """Predicts masked tokens and, where there are pairs, whether they belong together."""
+    """Predicts masked tokens and, if the recipe has pairs, if their texts belong together."""
 
     def __init__(self, network: Network, pair_head: PairHead, pair_weight: float = 1.0) -> None:
         super().__init__(network, with_pairs(declare_words(), pair_head, pair_weight))
         self.pair_head = pair_head
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The losses and right answers of predicted words and, where there are any, of pairs."""
-        # Only the predicted rows and those that stand for a sentence go through most of the last layer: the
-        # heads read no others.
+        """Return the losses and right answers of predicted words and, if present, of pairs."""
+        # Only the predicted rows and the rows that represent a sentence go through most of the last layer:
+        # the heads do not read others.
         encoder = self.network.encoder
         rows_R = encoder.predicting_rows(batch["masked_rows_P"])
         if self.pair_head == "none":
@@ -95,7 +95,7 @@ class MaskedLanguageModelling(PretrainingObjective):
             hidden_RD, sentence_SD = encoder.with_sentences(batch.inputs, rows_R)
         labels_P, weights_P = batch["masked_ids_P"], batch["masked_weights_P"]
         views = [word_sums(self.network, each, labels_P, weights_P) for each in encoder.by_view(hidden_RD)]
-        # Each view of a word learns to predict it alone; the loss of a word is the mean of theirs.
+        # Each view of a word learns to predict it alone; the loss of a word is the mean over its views.
         loss, hits = views[0] if len(views) == 1 else map(_mean, zip(*views, strict=True))
         words = {"token_loss": loss, "token_hits": hits}
         if self.pair_head == "none":
@@ -110,8 +110,8 @@ def _mean(values: tuple[Tensor, ...]) -> Tensor:
 def pair_sums(
     network: Network, pair_head: PairHead, sentence_SD: Tensor, batch: PretrainingBatch
 ) -> dict[str, Tensor]:
-    """The summed loss of a batch's pairs, and how many of them the head takes for what they are."""
-    # Examples say 0 where B follows A, as BERT does; ERNIE's head says 1.
+    """Return the summed loss of a batch's pairs, and the number of pairs that the head gets right."""
+    # Label 0 in examples means that B follows A, as in BERT; in ERNIE's head it is 1.
     swaps = pair_head == "nsp" and architecture_of(network.config.model_type).next_label == 1
     labels_S = 1 - batch["pair_labels_S"] if swaps else batch["pair_labels_S"]
     scores_S2 = network.scores_of_sentences(pair_head, sentence_SD)
@@ -120,7 +120,7 @@ def pair_sums(
 
 
 def summary(recipe: Recipe) -> str:
-    """The objective in words, for the card."""
+    """Describe the objective, for the card."""
     masking = recipe.masking
     if not recipe.examples.masks_tokens:
         return f"{recipe.examples.objective}; every token is predicted"
@@ -135,18 +135,18 @@ def summary(recipe: Recipe) -> str:
 
 
 def heads_of(recipe: Recipe) -> dict[str, int]:
-    """The heads that the recipe trains, with their numbers of outputs."""
+    """Return the heads that the recipe trains, with their numbers of outputs."""
     return with_pair_head({"mlm": 0}, recipe)
 
 
 def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
-    """These heads and, where the recipe has pairs, the one that learns from them."""
+    """Add the head that learns from pairs, if the recipe has them."""
     pair = recipe.examples.pair_head
     if pair == "none":
         return heads
     specs = architecture_of(recipe.model.type).heads
     if pair not in specs:
-        what = f"{recipe.model.type} has no {pair} head"
+        what = f"{recipe.model.type} does not have a {pair} head"
         others = (*(head for head in ("nsp", "sop") if head in specs), "full-sentences")
         remedy = f"choose {', '.join(others)} or another model"
         raise UserError(what, where="recipe: examples.pairs", remedy=remedy)
@@ -154,10 +154,10 @@ def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
 
 
 def declared(recipe: Recipe) -> Declaration:
-    """The sums and metrics of the recipe's objective."""
+    """Return the sums and metrics of the recipe's objective."""
     return with_pairs(declare_words(), recipe.examples.pair_head, recipe.examples.pair_weight)
 
 
 def build(network: Network, _: Network | None, recipe: Recipe) -> MaskedLanguageModelling:
-    """The recipe's objective over a network."""
+    """Build the recipe's objective over a network."""
     return MaskedLanguageModelling(network, recipe.examples.pair_head, recipe.examples.pair_weight)

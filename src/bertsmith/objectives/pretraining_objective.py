@@ -33,34 +33,34 @@ class PretrainingObjective(nn.Module):
         return {"": self.network}
 
     def flops(self, tokens: int, sequences: int, predicted: int) -> float:
-        """The operations of training on so much, by the count that every share of a chip is told by."""
+        """Return the operations of training on this many tokens; utilisation (MFU) uses this count."""
         return flops_per_step(self.networks().values(), PassSize(tokens, sequences, predicted))
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The declared sums of a micro-batch by name; those of loss terms have gradients."""
+        """Return the declared sums of a micro-batch by name; sums of loss terms have gradients."""
         raise NotImplementedError
 
     def plain(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss and the sums of a micro-batch, not compiled."""
+        """Return the loss and the sums of a micro-batch, not compiled."""
         sums = self.summed(batch)
         loss = self.loss(sums, loss_scales_C)
         return loss, torch.stack([sums[name].detach().to(loss.dtype) for name in self.declared.sums])
 
     def loss(self, sums: Mapping[str, Tensor], loss_scales_C: Tensor) -> Tensor:
-        """The declared terms of the loss, added up."""
+        """Return the sum of the declared terms of the loss."""
         declared = self.declared
         scales = dict(zip(declared.counts, loss_scales_C.unbind(), strict=True))
         first, *others = (each.weight * sums[each.sum] * scales[each.over] for each in declared.terms)
         return sum(others, start=first)
 
     def compile_whole(self) -> None:
-        """Compile losses and network as one graph for all batch sizes, where the encoder can be."""
+        """Compile losses and network as one graph for all batch sizes, if the encoder supports it."""
         if not can_compile(self):
             return
         self._forward, self.compiled = compiled_whole(self.plain), True
 
     def forward(self, batch: PretrainingBatch, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """This micro-batch's part of the step's loss, and its sums; `loss_scales_C` are 1 / counts."""
+        """Return this micro-batch's part of the step's loss, and its sums; `loss_scales_C` are 1 / counts."""
         if not (self.compiled and self.training):  # an evaluation is too short to be worth a second graph
             return self.plain(batch, loss_scales_C)
         mark_sizes_as_changing(batch)
@@ -78,7 +78,7 @@ class StepObjective(PretrainingObjective, OverTheStep):
         super().__init__(network, declared)
 
     def rows(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:
-        """Return what a micro-batch gives [S, ...], and True for rows that are not filler [S]."""
+        """Return a micro-batch's rows [S, ...], and True for rows that are not filler [S]."""
         raise NotImplementedError
 
     def of_rows(self, rows_Z: Tensor) -> dict[str, Tensor]:
@@ -91,20 +91,20 @@ class StepObjective(PretrainingObjective, OverTheStep):
         return rows_S.to(torch.promote_types(rows_S.dtype, torch.float32)), is_real_S
 
     def of_step(self, rows_Z: Tensor, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of all rows of a step, and what each row adds to the sums [Z, N]."""
+        """Return the loss of all rows of a step, and each row's part of the sums [Z, N]."""
         values = self.of_rows(rows_Z)
         loss = self.loss({name: each.sum() for name, each in values.items()}, loss_scales_C)
         return loss, torch.stack([values[name].detach().to(loss.dtype) for name in self.declared.sums], 1)
 
 
 def mark_sizes_as_changing(batch: PretrainingBatch) -> None:
-    """Tell the compiler that T, S and P differ from step to step, before it takes them for constants."""
+    """Declare to the compiler that T, S and P differ between steps, before it treats them as constants."""
     for name, tensor in batch.named_tensors().items():
         if name != "end_1":
             mark_dynamic(tensor)
 
 
 def weighted_sums(scores_PV: Tensor, labels_P: Tensor, weights_P: Tensor) -> tuple[Tensor, Tensor]:
-    """The summed negative log-likelihood of the labels and how many are the best guess, weighted."""
+    """Return the summed negative log-likelihood of the labels, and the weight of the right best guesses."""
     losses_P, hits_P = word_losses(scores_PV, labels_P)
     return (losses_P * weights_P).sum(), (hits_P.to(weights_P.dtype) * weights_P).sum()

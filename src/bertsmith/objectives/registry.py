@@ -17,13 +17,13 @@ class ObjectiveSpec(NamedTuple):
     """Properties of an objective that the job needs before it is built."""
 
     build: Callable[[Network, Network | None, Recipe], PretrainingObjective]
-    """From the network and, where the objective has one, its generator or teacher."""
+    """Builds it from the network and, if the objective has one, its generator or teacher."""
     heads: Callable[[Recipe], dict[str, int]]
     """The heads of the network, with their numbers of outputs."""
     declared: Callable[[Recipe], Declaration]
     """Its batch fields, sums, loss terms and metrics."""
     summary: Callable[[Recipe], str]
-    """In words, for the card."""
+    """Function that describes it, for the card."""
     choices: Callable[[Recipe], list[str]] = lambda _: []
     """Function that describes a run's own settings, printed before the first step."""
 
@@ -46,5 +46,5 @@ OBJECTIVES: dict[Objective, ObjectiveSpec] = {
 
 
 def declaration(recipe: Recipe) -> Declaration:
-    """The batch fields, sums, loss terms and metrics of a recipe's objective."""
+    """Return the batch fields, sums, loss terms and metrics of a recipe's objective."""
     return OBJECTIVES[recipe.examples.objective].declared(recipe)

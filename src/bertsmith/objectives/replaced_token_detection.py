@@ -1,8 +1,8 @@
-"""Replaced-token detection (ELECTRA; Clark et al. 2020): which tokens did a small masked LM make up?
+"""Replaced-token detection (ELECTRA; Clark et al. 2020): find the tokens that a small masked LM made up.
 
-A generator predicts masked tokens, and what is sampled from its predictions replaces them. The model, here
-the discriminator, tells of every token whether it was replaced and, where there are pairs, whether they
-belong together. Only the discriminator is kept for tasks.
+A generator predicts masked tokens, and samples of its predictions replace them. The model, here the
+discriminator, predicts for every token if it was replaced and, for pairs, if they belong together. Only the
+discriminator is kept for tasks.
 
 Shapes: T packed tokens, P predicted rows, S sequences, D model width, V vocabulary, C counts.
 """
@@ -30,12 +30,12 @@ GENERATOR = "generator"
 
 
 def measures(discriminator_weight: float, pair_head: PairHead, pair_weight: float) -> Declaration:
-    """The generator's words, the tokens that the discriminator judges, and pairs if there are any."""
+    """Declare the generator's words, the tokens that the discriminator judges, and pairs if there are any."""
     words = (replace(each, title=f"{GENERATOR}'s {each.label}") for each in mlm.WORD_METRICS)
     judged = (
         mean_loss("replaced_loss", "tokens"),
         *answers("replaced", "replaced", "tokens", short="replaced", what="Replaced tokens"),
-        # As scikit-learn has it, 0 where nothing was flagged, or nothing replaced.
+        # As in scikit-learn, 0 if nothing was flagged or nothing was replaced.
         Metric("replaced_precision", of=mean("found", "flagged", empty=0.0)),
         Metric("replaced_recall", of=mean("found", "replaced", empty=0.0)),
     )
@@ -62,18 +62,18 @@ class ReplacedTokenDetection(PretrainingObjective):
         self.generator, self.pair_head = generator, pair_head
 
     def networks(self) -> Mapping[str, Network]:
-        """The discriminator, which is the model, and the generator."""
+        """Return the discriminator, which is the model, and the generator."""
         return {"": self.network, GENERATOR: self.generator}
 
     def summed(self, batch: PretrainingBatch) -> dict[str, Tensor]:
-        """The sums of the generator's words, of the judged tokens and of pairs."""
-        assert self.generator.encoder.word_views() == (WordView(),), "masks are read where they stand"
+        """Return the sums of the generator's words, of the judged tokens and of pairs."""
+        assert self.generator.encoder.word_views() == (WordView(),), "masks are read at their own rows"
         hidden_PD = self.generator.encoder(batch.inputs, rows=batch["masked_rows_P"])
         scores_PV = self.generator.scores_of_words(hidden_PD, aligned=hidden_PD.is_cuda)
         token_loss, token_hits = weighted_sums(scores_PV, batch["masked_ids_P"], batch["masked_weights_P"])
         sampled_P = sample(scores_PV.detach()[:, : self.generator.config.vocabulary], batch["draws_P"])
         original_T, shown_T = with_tokens(batch, batch["masked_ids_P"]), with_tokens(batch, sampled_P)
-        # A sample that is the very token it replaces counts as original.
+        # A sample that equals the token it replaces counts as original.
         replaced_T = shown_T != original_T
         # All tokens of examples are judged, special ones too.
         weights_T = torch.arange(len(shown_T), device=shown_T.device) < batch.end_1
@@ -99,24 +99,24 @@ class ReplacedTokenDetection(PretrainingObjective):
 
 
 def sample(scores_PV: Tensor, draws_P: Tensor) -> Tensor:
-    """A token for each row [P], sampled from the softmax of its scores by inverting the distribution.
+    """Sample a token for each row [P] from the softmax of its scores, by inverting the distribution.
 
-    The draws are whole numbers below 2**SAMPLING_BITS that came with the batch, so that samples follow from
-    the seed, the step and the weights, whatever the device's own generator is at.
+    The draws are whole numbers below 2**SAMPLING_BITS that are part of the batch. So samples depend on the
+    seed, the step and the weights, not on the state of the device's generator.
     """
     # Probabilities as whole numbers: their running sums are exact, on a GPU too, in any order of summing.
     probabilities_PV = scores_PV.float().softmax(-1)
     running_PV = (probabilities_PV * 2**SAMPLING_BITS).int().cumsum(-1, dtype=torch.int32)
     thresholds_P = (draws_P * running_PV[:, -1]) >> SAMPLING_BITS
     sampled_P: Tensor = (running_PV <= thresholds_P[:, None]).sum(-1)
-    # Weights that are no numbers any more must not lead past the table: the step is skipped later.
+    # NaN weights must not index past the table: the step is skipped later.
     return sampled_P.clamp(max=scores_PV.shape[-1] - 1)
 
 
 def with_tokens(batch: PretrainingBatch, tokens_P: Tensor) -> Tensor:
-    """The batch's tokens [T] with these at its predicted rows."""
+    """Return the batch's tokens [T] with these at its predicted rows."""
     tokens_T, counts_P = batch.inputs.tokens_T, batch["masked_weights_P"] > 0
-    # Rows that only fill the shape point at a real token: they write the filler's last one again instead.
+    # Filler rows point at a real token: they write the filler's last one again instead.
     rows_P = torch.where(counts_P, batch["masked_rows_P"], len(tokens_T) - 1)
     return tokens_T.scatter(0, rows_P, torch.where(counts_P, tokens_P, tokens_T[-1]))
 
@@ -132,10 +132,10 @@ def _generator_and_loss(recipe: Recipe) -> tuple[str, str]:
 
 
 def summary(recipe: Recipe) -> str:
-    """The objective in words, for the card."""
+    """Describe the objective, for the card."""
     size, loss = _generator_and_loss(recipe)
     return (
-        f"replaced-token detection; the model tells which tokens a generator of {size} made up"
+        f"replaced-token detection; the model finds the tokens that a generator of {size} made up"
         f" (folder `{GENERATOR}`, {mlm.summary(recipe)}); {loss}"
     )
 
@@ -151,18 +151,18 @@ def choices(recipe: Recipe) -> list[str]:
 
 
 def heads_of(recipe: Recipe) -> dict[str, int]:
-    """The discriminator's heads."""
+    """Return the discriminator's heads."""
     return mlm.with_pair_head({"replaced": 1}, recipe)
 
 
 def declared(recipe: Recipe) -> Declaration:
-    """The sums and metrics of the recipe's objective."""
+    """Return the sums and metrics of the recipe's objective."""
     examples = recipe.examples
     return measures(recipe.replaced.discriminator_weight, examples.pair_head, examples.pair_weight)
 
 
 def build(network: Network, generator: Network | None, recipe: Recipe) -> ReplacedTokenDetection:
-    """The recipe's objective over a discriminator and its generator."""
+    """Build the recipe's objective over a discriminator and its generator."""
     assert generator is not None
     return ReplacedTokenDetection(
         network,

@@ -1,10 +1,10 @@
-"""The loss of each predicted word and whether it is the best guess: plain, and by one kernel a pass on CUDA.
+"""The loss of each predicted word, and its hits: plain, and on CUDA by one kernel per pass.
 
 Shapes: P predicted rows, V vocabulary.
 
-Of 30,528 scores a row, the compiler's kernel sums exponentials and looks for the place of the largest in five
-times the time that reading them takes. Ours reads them once in each pass and keeps a normaliser a row; what
-it computes of them is fp32, as in the plain form.
+For 30,528 scores a row, the compiler's kernel sums exponentials and finds the largest in five times the time
+of reading them. Our kernel reads them once in each pass and keeps a normaliser per row; it computes in fp32,
+like the plain form.
 """
 
 from typing import Any
@@ -16,15 +16,15 @@ from torch.nn import functional
 from bertsmith.model.kernels.triton_ready import needs_operator, triton_runs_on
 
 MIN_WORDS = 1024
-"""Two scores of a pair, say, are no work for a kernel."""
+"""Minimum words for the kernel; it is not worthwhile for, say, the two scores of a pair."""
 ALIGNED = 8
 """Values of half precision in 16 bytes, which a thread reads at once."""
 
 
 def word_losses(scores_PV: Tensor, labels_P: Tensor) -> tuple[Tensor, Tensor]:
-    """The negative log-likelihood of each label, in fp32, and whether it is the first of the largest.
+    """Return the negative log-likelihood of each label, in fp32, and True if it is the first of the largest.
 
-    Each label is one of the words: there is none that is left out.
+    Every label is a word: an ignore index is not supported.
     """
     if kernel_takes(scores_PV):
         return fused_word_losses(scores_PV, labels_P)
@@ -58,7 +58,7 @@ _forward_operator = library.custom_op("bertsmith::word_losses", _forward, mutate
 
 @_forward_operator.register_fake
 def _forward_shapes(scores: Tensor, _labels: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    rows = scores.shape[0]  # `len` would tie the graph to this very number of rows
+    rows = scores.shape[0]  # `len` would specialise the graph to this number of rows
     losses, normalisers = (scores.new_empty(rows, dtype=torch.float32) for _ in range(2))
     return losses, scores.new_empty(rows, dtype=torch.bool), normalisers
 
@@ -77,7 +77,7 @@ def _backward_shape(_to_losses: Tensor, scores: Tensor, *_: Tensor) -> Tensor:
 
 def _keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs, output[2])
-    ctx.set_materialize_grads(False)  # of what is kept nobody asks for gradients
+    ctx.set_materialize_grads(False)  # the other outputs never get gradients
 
 
 def _gradients(ctx: Any, to_losses: Tensor | None, *_others: Tensor | None) -> tuple[Tensor | None, None]:

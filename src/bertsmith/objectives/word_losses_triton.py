@@ -1,9 +1,10 @@
-"""The kernels of `word_losses.py`: scores of a row are read once, and places of a block keep their own sums.
+"""The kernels of `word_losses.py`: they read the scores of a row once, and each place of a block keeps its
+own sums.
 
 Shapes: P predicted rows, V vocabulary, B places of a block of words.
 
-Places meet at the end of a row alone: each has its largest score so far, the block that it stood in, and a
-sum of exponentials that is made smaller where a larger score comes.
+Places are combined only at the end of a row. Until then each has its largest score so far, the block with
+this score, and a sum of exponentials that is rescaled at each larger score.
 """
 
 import torch
@@ -16,17 +17,19 @@ BACKWARD_LAUNCH: dict[str, int] = {"BLOCK": 4096, "num_warps": 4}
 """Two loads of 16 bytes for each thread, and four. Forward, a place keeps three values: with four loads only
 half as many programs would fit."""
 LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453)
-"""A GPU has powers of 2."""
+"""Constants for powers of 2, which a GPU computes natively."""
 LOWEST = tl.constexpr(-1e30)
-"""Below every score that a network gives, but for -inf, from which nothing can be subtracted."""
+"""A value below every score of a network except -inf, which cannot be subtracted from."""
 UNALIGNED = ["labels"]
-"""Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
+"""Arguments that are read one by one, at any alignment: another address must not require another kernel
+within a recording.
+"""
 
 
 def forward(
     scores_PV: Tensor, labels_P: Tensor, *, launch: dict[str, int] = FORWARD_LAUNCH
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, hits, and normalisers as powers of 2, each [P]."""
+    """Compute losses, hits, and normalisers as powers of 2, each [P]."""
     rows, words = scores_PV.shape
     losses_P, normalisers_P = (scores_PV.new_empty(rows, dtype=torch.float32) for _ in range(2))
     hits_P = scores_PV.new_empty(rows, dtype=torch.bool)
@@ -45,7 +48,7 @@ def backward(
     *,
     launch: dict[str, int] = BACKWARD_LAUNCH,
 ) -> Tensor:
-    """The gradient of the scores, in their type."""
+    """Compute the gradient of the scores, in their type."""
     rows, words = scores_PV.shape
     to_scores_PV = torch.empty_like(scores_PV)
     with torch.cuda.device_of(scores_PV):
@@ -95,5 +98,5 @@ def word_losses_backward(
 
 @triton.jit
 def _powers(scores):
-    """Scores as powers of 2 whose quotients are the softmax."""
+    """Return scores as powers of 2; their quotients are the softmax."""
     return scores.to(tl.float32) * LOG2_E

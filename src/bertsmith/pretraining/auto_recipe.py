@@ -2,7 +2,7 @@
 
 Each shape with each batch size is a candidate. A candidate trains on as many tokens as the budget allows at
 the measured speed. The candidate with the lowest expected loss (`scaling_law.py`) is chosen. All other
-settings come from `speedrun-small` without pairs: pre-norm, rotary positions, Muon, a masking rate of 0.3.
+settings are from `speedrun-small` without pairs: pre-norm, rotary positions, Muon, a masking rate of 0.3.
 """
 
 import time
@@ -48,7 +48,7 @@ ONE_HEAD = (2, 64)
 FITTED_RATE = 0.3
 """Masking rate of the runs that the law was fitted on."""
 MIN_STEPS = 150
-"""Minimum steps of a candidate; one with fewer is chosen only if there is no other."""
+"""Minimum steps of a candidate; one with fewer is chosen only if all have fewer."""
 MEASURING_SECONDS, MEASURING_FRACTION = 15.0, 0.05
 """Maximum seconds of measuring, and the maximum fraction of a budget in minutes."""
 OVERHEAD_SECONDS, OVERHEAD_FRACTION = (8.0, 45.0), 0.08
@@ -118,16 +118,16 @@ class Candidate:
 
 
 def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
-    """Choose the recipe for this machine, or load the one that the run in the folder began with."""
+    """Choose the recipe for this machine, or load the initial one of the run in the folder."""
     given = [("`objective`", line) for line in _entry(OBJECTIVES, request.objective, "objective")]
     size = _entry(SIZES, request.size, "size")
     folder = run_folder(request.out)
     if folder.begun:
         begun = load_recipe(folder.config)
         if begun.name != AUTO:
-            what = f"the run there has another recipe: {begun.name} there, {AUTO} now"
+            what = f"the run there has another recipe: {begun.name}, not {AUTO}"
             raise UserError(what, where=str(folder.config), remedy="give `out` a new folder")
-        report(f"auto: the recipe with which the run began ({folder.config})")
+        report(f"auto: the initial recipe of the run ({folder.config})")
         return request.load(folder.config, [*given, *(_shape_options(size, "`size`") if size else ())])
     folder.check_no_unknown_files()
     refuse_several_processes("auto chooses a recipe in one process")
@@ -135,7 +135,7 @@ def auto_recipe(request: AutoRequest, report: Callable[[str], None]) -> Recipe:
     below = [*((AUTO, line) for line in BELOW), *given]
     base = request.load(PARTS, [*below, *_shape_options(ONE_HEAD)])
     if base.start.model != "scratch":
-        remedy = "leave `start.model` out, or name a preset to continue from a model"
+        remedy = "remove `start.model`, or name a preset to continue from a model"
         raise UserError("auto trains from scratch", key="start.model", remedy=remedy)
     world = start_world(base.run.device)
     wanted = _with_given_width(request, below, [size] if size else SHAPES)
@@ -284,15 +284,15 @@ def _expected(choice: Candidate, recipe: Recipe, entropy: float) -> str:
     """Describe the expected accuracy on masked words and the loss, or the reason why they are not known."""
     size = choice.size
     if recipe.examples.has_generator:
-        return "not known: the law is of masked tokens"
+        return "not known: the law is for masked tokens"
     if recipe.masking.rate != FITTED_RATE or recipe.optim.algorithm != "muon":
-        return f"not known: the law is of Muon and a masking rate of {FITTED_RATE:g}"
+        return f"not known: the law is for Muon and a masking rate of {FITTED_RATE:g}"
     loss = float(MASKED.loss(size, recipe.optim.peak_lr))
     if size.tokens < FITTED_TOKENS[0] or loss > MASKED.frequencies - LITTLE:
         return (
             "little more than how frequent words are; allow more `run.minutes`, `run.tokens` or `run.steps`"
         )
     if size.tokens > FITTED_TOKENS[1] or size.text_tokens < FITTED_TEXT:
-        return "not known: the budget or the text lies beyond the runs that the law was fitted on"
+        return "not known: the budget or the text is outside the range of the law's runs"
     of_text = loss * entropy / MASKED.frequencies
     return f"{MASKED.words_right(loss):.0%} of masked words right, loss {of_text:.1f} (fixed evaluation)"

@@ -44,7 +44,7 @@ def kept_checkpoints(run: Path) -> list[KeptCheckpoint]:
 def export_checkpoints(run: Path, targets: Mapping[int, Path], *, store: Path | None = None) -> None:
     """Write the checkpoints of these steps as model folders; keep folders that an earlier call has written.
 
-    Config and tokenizer come from the finished model, or from the recipe and the store.
+    Config and tokenizer are taken from the finished model, or from the recipe and the store.
     """
     states = _states(run)
     for step in targets:
@@ -75,12 +75,12 @@ def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
 def _states(run: Path) -> dict[int, SavedState]:
     if not (run / STORE_FILE).is_file() or not run_folder(run).begun:
         remedy = "give the `out` of a `bertsmith pretrain`"
-        raise UserError("holds no pre-training run", where=str(run), remedy=remedy)
+        raise UserError("is not a pre-training run", where=str(run), remedy=remedy)
     folder = run_folder(run).checkpoints
     states = {saved.state.step: saved for saved in kept_states(folder)}
     if not states:
-        remedy = "run.save_every_steps and run.keep_at say when a run keeps one"
-        raise UserError("holds no checkpoint", where=str(folder), remedy=remedy)
+        remedy = "set run.save_every_steps or run.keep_at to keep checkpoints"
+        raise UserError("does not contain a checkpoint", where=str(folder), remedy=remedy)
     return states
 
 
@@ -93,11 +93,11 @@ def _blank_model(run: Path, store: Path | None) -> tuple[dict[str, Network], Tok
         networks = {each: read_model(folder.model / each).network for each in folders}
         return networks, Tokenizer.load(folder.model)
     if store is None:
-        what = "the run is not finished, and only its store knows the vocabulary"
+        what = "the run is not finished, so its store is needed for the vocabulary"
         raise UserError(what, where=str(run), remedy="add `store`, the store that it trains on")
     opened = TokenStore.open(store)
     if read_json(run / STORE_FILE, remedy="give another run").get("hash") != opened.hash:
-        remedy = "give `store` the one that the run was started with"
+        remedy = "give `store` the run's initial store"
         raise UserError("the run was started with another store", where=str(store), remedy=remedy)
     initial = build_initial_model(load_recipe(folder.config), opened)
     networks = {"": initial.network.eval()}
@@ -121,7 +121,7 @@ def _card(run: Path, saved: SavedState, network: Network, tokenizer: Tokenizer) 
         facts_block(facts, heading="Training"),
         table_block(("metric", "value"), results, heading="Last held-out results before it"),
     ]
-    caveat = "The learning rate had not come to its end, unless this is the run's last checkpoint."
+    caveat = "The learning rate had not decayed fully, unless this is the run's last checkpoint."
     blocks.append(usage_block(pretrained_model.usage_of(network, tokenizer)))
     title = f"{recipe.name}, step {state.step:,}"
     header = pretrained_model.card_header(network, tokenizer)

@@ -70,10 +70,10 @@ def fixed_sequences(world: World) -> int:
 
 def fixed_notes(recipe: Recipe) -> list[str]:
     """Return notes on settings that make a run's fixed evaluation incomparable with other runs."""
-    notes, what = [], "the fixed evaluation cannot be compared with that of other runs"
+    notes, what = [], "the fixed evaluation cannot be compared with other runs'"
     if recipe.examples.held_out_fraction < HELD_OUT_FRACTION:
         fraction = f"examples.held_out_fraction = {recipe.examples.held_out_fraction:g}"
-        notes.append(f"{what}: {fraction} leaves fewer documents than {HELD_OUT_FRACTION:g} does")
+        notes.append(f"{what}: {fraction} holds out fewer documents than {HELD_OUT_FRACTION:g} does")
     if recipe.model.positions < LENGTH:
         notes.append(f"{what}: its sequences end at model.positions = {recipe.model.positions}")
     return notes if declaration(recipe).fixed else []

@@ -34,28 +34,34 @@ from bertsmith.training.trainer import Precision, choose_precision
 
 CPU_MICRO_TOKENS = 8_192
 GPU_MICRO_TOKENS = 65_536
-"""Larger forward passes are not faster any more."""
+"""Maximum tokens of a forward pass on a GPU; larger passes are not faster."""
 CPU_MICRO_OPERATIONS = 4e11
-"""Some seconds on a few slow cores: a wish to stop is heard only between two passes."""
+"""Maximum operations of a pass on a CPU, some seconds on a few slow cores: a stop is noticed only between two
+passes.
+"""
 GPU_LOADER_WORKERS = 4
 GPU_EVALUATION_SEQUENCES, CPU_EVALUATION_SEQUENCES = 2048, 128
-"""A look at the held-out documents should take seconds: twelve of them must fit into a run of minutes."""
+"""Sequences of a held-out evaluation: it should take seconds, because a run of minutes has twelve of them."""
 MIN_EVALUATION_SEQUENCES = 16
 MAX_EVALUATION_FRACTION = 0.1
 """Maximum fraction of a run's time for evaluations of "auto"; a single one takes at most a quarter of it."""
 GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
-"""Token counts are rounded up to these by a filler sequence: matrix units like round numbers."""
+"""Token counts are rounded up to these by a filler sequence: matrix units are fast at round numbers."""
 RECORDED_FLOPS = 2e13
-"""A smaller step takes a GPU less time than Python needs to start its kernels: it is recorded."""
+"""Maximum operations of a recorded step: a GPU computes a smaller one in less time than Python needs to
+launch its kernels.
+"""
 TOKEN_PARTS, PREDICTED_PARTS, SEQUENCE_PARTS = 64, 32, 4
-"""Into so many parts the sizes of a recorded step are counted: few sizes to record, and little filler. Empty
-sequences cost nothing."""
+"""Number of parts that the sizes of a recorded step are rounded to: few sizes to record, and little filler.
+
+Empty sequences cost nothing.
+"""
 MEMORY_OF_LINUX = Path("/proc/meminfo")
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """The answers to a recipe's "auto"s."""
+    """The values chosen for a recipe's "auto"s."""
 
     precision: Precision
     compiled: bool
@@ -81,7 +87,7 @@ def fit_machine(
 
     The other network is the generator or the teacher that the objective has.
 
-    A resumed run keeps its micro-batches where they still fit: other ones would round differently.
+    A resumed run keeps its micro-batches if they still fit: other sizes would round differently.
     """
     run, on_gpu = recipe.run, world.device.type == "cuda"
     sharded = world.size > 1 and run.parallel == "fsdp"
@@ -128,13 +134,13 @@ def fit_machine(
 
 
 def _is_small(recipe: Recipe, networks: Sequence[Network], load: TrainingLoad) -> bool:
-    """Return True if a step is so small that it is worth a recording's filler."""
+    """True if a step is so small that it is worth a recording's filler."""
     tokens, sequences = step_size(recipe)
     return _flops(networks, load, tokens=tokens, sequences=sequences) < RECORDED_FLOPS
 
 
 def _flops(networks: Sequence[Network], load: TrainingLoad, *, tokens: int, sequences: int) -> float:
-    """The operations of so many tokens of a step."""
+    """Return the operations of this many tokens of a step."""
     size = PassSize(tokens, sequences, round(tokens * load.predicted_fraction))
     if load.teacher is None:
         return flops_per_step(networks, size)
@@ -142,7 +148,7 @@ def _flops(networks: Sequence[Network], load: TrainingLoad, *, tokens: int, sequ
 
 
 def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bool) -> Multiples:
-    """To multiples of what the sizes of a micro-batch are filled up."""
+    """Return the multiples that the sizes of a micro-batch are rounded up to."""
     if not on_gpu:
         return Multiples(CPU_MULTIPLE, CPU_MULTIPLE)
     if not recorded:
@@ -151,7 +157,7 @@ def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bo
     predicted = tokens * load.predicted_fraction
 
     def part(size: float, parts: int) -> int:
-        """A power of two, so that a size has as many parts or a few more."""
+        """Return a power of two that cuts a size into this many parts or a few more."""
         return max(GPU_MULTIPLE, 1 << max(0, int(size / parts).bit_length() - 1))
 
     return Multiples(
@@ -160,7 +166,7 @@ def _multiples(recipe: Recipe, load: TrainingLoad, *, on_gpu: bool, recorded: bo
 
 
 def step_size(recipe: Recipe) -> tuple[int, int]:
-    """About how many tokens and sequences a step has."""
+    """Return the approximate tokens and sequences of a step."""
     batch, longest = recipe.batch, max(stage.length for stage in recipe.examples.stages)
     if batch.by == "sequences":
         return batch.sequences * longest, batch.sequences
@@ -173,7 +179,7 @@ def _evaluation_sequences(recipe: Recipe, *, on_gpu: bool) -> int:
     if run.evaluation_sequences != "auto":
         return run.evaluation_sequences
     usual = GPU_EVALUATION_SEQUENCES if on_gpu else CPU_EVALUATION_SEQUENCES
-    if run.budget == "minutes":  # what an evaluation takes is measured (`held_out.evaluate`)
+    if run.budget == "minutes":  # the seconds of an evaluation are measured (`held_out.evaluate`)
         return usual
     return min(usual, max(MIN_EVALUATION_SEQUENCES, _evaluated_sequences(recipe) // 4))
 
@@ -190,7 +196,7 @@ def _evaluated_sequences(recipe: Recipe) -> int:
     longest = max(stage.length for stage in recipe.examples.stages)
     _, for_each_step = step_size(recipe)
     shown = run.steps * for_each_step if run.budget == "steps" else run.tokens // longest
-    # Training on a sequence is a forward and a backward pass, which is twice the work of a forward one.
+    # Training on a sequence takes a forward and a backward pass, twice the work of a forward pass.
     return int(3 * shown * MAX_EVALUATION_FRACTION)
 
 
@@ -198,13 +204,13 @@ def choices(recipe: Recipe) -> list[str]:
     """Describe what the recipe does if sources disagree or it deviates from them."""
     batch = recipe.batch
     size = f"{batch.sequences:,} sequences a step"
-    # RoBERTa's study of short pairs enlarged its batches until they had as many tokens as those of long ones.
+    # RoBERTa's study of short pairs enlarged its batches to as many tokens as with long pairs.
     if recipe.examples.pairs == "sentence-pair" and batch.by == "sequences":
-        size += " (a deviation: of pairs of sentences, published are as many tokens as of others)"
+        size += " (a deviation: for pairs of sentences, the published steps have as many tokens as others)"
     elif batch.by == "tokens":
         size = f"{batch.tokens:,} tokens a step"
         if recipe.examples.pairs != "sentence-pair":
-            size += " (a deviation: published are sequences)"
+            size += " (a deviation: the published sizes are in sequences)"
     masking = f"{recipe.masking.masks} masks by {recipe.masking.unit}, {recipe.masking.count} count"
     has_activation = "activation" in keys_of(recipe.model.type)
     return [
@@ -217,7 +223,7 @@ def choices(recipe: Recipe) -> list[str]:
 
 
 def _shown_text(recipe: Recipe) -> list[str]:
-    """Describe what the model is shown that a recipe's first lines do not say."""
+    """Describe the shown text, as far as a recipe's first lines do not."""
     masking, examples, batch, lines = recipe.masking, recipe.examples, recipe.batch, []
     for stage in examples.stages if examples.masks_tokens else ():
         if round(masking.largest_rate * stage.length) > stage.predictions:
@@ -226,11 +232,11 @@ def _shown_text(recipe: Recipe) -> list[str]:
                 f"fewer than {masking.largest_rate:.0%} of them (masking.rate, masking.final_rate)"
             )
     if masking.final_rate != "rate":
-        lines.append(f"the masking rate goes from {masking.rate:.0%} to {masking.final_rate:.0%}")
+        lines.append(f"the masking rate changes from {masking.rate:.0%} to {masking.final_rate:.0%}")
     if examples.single_fraction:
         lines.append(f"{examples.single_fraction:.0%} of the documents are shown without pairs")
     if examples.pair_head != "none" and examples.pair_weight != 1:
-        lines.append(f"the loss of pairs is multiplied by {examples.pair_weight:g}: in BERT it is not")
+        lines.append(f"the loss of pairs is multiplied by {examples.pair_weight:g}: BERT does not do this")
     if examples.short_fraction:
         which = "sequences without pairs" if examples.single_fraction else "sequences"
         lines.append(
@@ -239,7 +245,7 @@ def _shown_text(recipe: Recipe) -> list[str]:
         )
     if batch.ramp_from != "off":
         rise = f"from {batch.ramp_from:,} to {batch.full_size:,} {batch.by}"
-        lines.append(f"steps grow {rise} over the first {batch.ramp_steps:,} of them")
+        lines.append(f"steps grow {rise} over the first {batch.ramp_steps:,} steps")
     return lines
 
 
@@ -256,7 +262,7 @@ def training_load(
 ) -> TrainingLoad:
     """Return the properties of a recipe and its networks that determine the memory of a step."""
     hungriest = max(recipe.examples.stages, key=lambda stage: stage.length)
-    # A generator's embeddings count twice here, though they are shared: rather too much than too little.
+    # A generator's embeddings count twice here, though they are shared: an estimate on the safe side.
     weights = [sum(parameter.numel() for parameter in network.parameters()) for network in networks]
     shared = world.size if recipe.run.parallel == "fsdp" else 1
     has_teacher, others = recipe.examples.has_teacher, [network.config for network in networks[1:]]
@@ -278,19 +284,19 @@ def training_load(
 
 
 def _compared(recipe: Recipe, student: EncoderConfig, teacher: EncoderConfig, longest: int) -> int:
-    """Bytes in fp32 for each token of what `distill.*` compares beside predictions, from both models."""
+    """Return the fp32 bytes per token of both models that `distill.*` compares, besides predictions."""
     distill, heads = recipe.distill, 0
     if distill.compares_heads:
         heads = max(with_heads(student).heads, with_heads(teacher).heads)
     states = (student.layers + 1) * (student.width + teacher.width) if distill.hidden_weight else 0
-    # Of each matrix of scores there are two models' and, for a moment, their difference or logarithms.
+    # Each matrix of scores exists for both models and, temporarily, as their difference or logarithms.
     matrices = student.layers * bool(distill.attention_weight)
     matrices += len(distill.relations) * bool(distill.relation_weight)
     return 4 * (states + 3 * matrices * heads * longest)
 
 
 def kept_for_each_weight(recipe: Recipe) -> int:
-    """Numbers in fp32 that a run keeps beside each weight: the optimiser's moments, and an average."""
+    """Return the fp32 numbers that a run keeps for each weight: the optimiser's moments, and an average."""
     return OPTIMIZERS[recipe.optim.algorithm].moments + (recipe.run.average_from != "off")
 
 
@@ -303,20 +309,20 @@ def _predicted_fraction(recipe: Recipe, stage: Stage) -> float:
 
 
 def _micro_tokens(recipe: Recipe, load: TrainingLoad, world: World, wanted: int) -> tuple[int, str]:
-    """Tokens in one forward pass, and a line about the memory that this takes."""
+    """Return the tokens of one forward pass, and a line about its memory."""
     free = free_bytes(world)
     if recipe.batch.micro_tokens == "auto":
-        # A sequence never goes without its filler.
+        # A sequence always has its filler.
         smallest = load.longest + max(GPU_MULTIPLE, CPU_MULTIPLE)
         fitting = max(smallest, min(wanted, largest_micro_batch(load, free_bytes=free)))
-        # The smallest of the ranks' numbers: a step has as many forward passes on every rank.
+        # The smallest number of all ranks: a step has the same number of forward passes on every rank.
         of_ranks = world.sum([float(fitting) if rank == world.rank else 0.0 for rank in range(world.size)])
         tokens = int(min(of_ranks))
     else:
         tokens = recipe.batch.micro_tokens
     needed = estimate_memory(load, tokens).total
     if needed > free:
-        what = f"{tokens} tokens need about {gibibytes(needed)}, and {gibibytes(free)} are free"
+        what = f"{tokens} tokens need about {gibibytes(needed)}, but {gibibytes(free)} are free"
         remedy = "set batch.micro_tokens to auto, or run.recompute to true"
         raise DoesNotFit(what, key="batch.micro_tokens", remedy=remedy)
     return (
@@ -333,10 +339,10 @@ def _cpu_micro_tokens(networks: Sequence[Network], load: TrainingLoad) -> int:
 
 
 def free_bytes(world: World) -> int:
-    """Memory of the device that a run may take."""
+    """Return the memory of the device that a run may use."""
     if world.device.type == "cuda":
         return plannable_gpu_bytes(world.device)
-    # What Linux could hand out; what it calls free leaves out all that only caches files.
+    # The memory that Linux can provide; "free" would exclude all that only caches files.
     if MEMORY_OF_LINUX.is_file():
         known = dict(line.split(":", 1) for line in MEMORY_OF_LINUX.read_text().splitlines())
         free, total = (int(known[key].split()[0]) * 1024 for key in ("MemAvailable", "MemTotal"))
@@ -347,7 +353,9 @@ def free_bytes(world: World) -> int:
 
 
 def product_flops(device: torch.device) -> float | None:
-    """Operations a second of large matrix products: measured on a CPU, the data sheet's for a known GPU."""
+    """Return the operations a second of large matrix products: measured on a CPU, from the data sheet of a
+    known GPU.
+    """
     if device.type != "cpu":
         return peak_of(device)
     matrix, seconds = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), []
@@ -360,8 +368,8 @@ def product_flops(device: torch.device) -> float | None:
 
 PRODUCT_SIZE = 768
 PEAK_FLOPS = {
-    # Dense bf16 with fp32 accumulation, from the vendors' data sheets. Not so the H200's: 790e12 is what is
-    # taken for the most that products reach there, of the data sheet's 989e12 (docs/performance.md).
+    # Dense bf16 with fp32 accumulation, from the vendors' data sheets, except the H200's: 790e12 is assumed
+    # to be the most that products reach there, of the data sheet's 989e12 (docs/performance.md).
     "H200": 790e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
@@ -373,11 +381,11 @@ PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-"""By words of torch's name for the GPU; longer names first where one begins with another."""
+"""Peaks by words of torch's name for the GPU; a name that begins with another one precedes it."""
 
 
 def peak_of(device: torch.device) -> float | None:
-    """The most bf16 operations a second of this GPU, or None where they are not known."""
+    """Return the most bf16 operations a second of this GPU, or None if unknown."""
     if device.type != "cuda":
         return None
     return peak_by_name(torch.cuda.get_device_name(device))

@@ -38,20 +38,20 @@ log = logging.getLogger("bertsmith")
 
 SIDES: dict[Direction, str] = {
     "both": "both sides of a token",
-    "left-to-right": "what stands before a token",
-    "right-to-left": "what stands behind a token",
+    "left-to-right": "the text before a token",
+    "right-to-left": "the text after a token",
     "two-directions": "one side of a token in each half of its state",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class InitialModel:
-    """A network to train, with what the user should know of it."""
+    """A network to train, with notes for the user."""
 
     network: Network
     notes: tuple[str, ...] = ()
     generator: Network | None = None
-    """The masked LM that a discriminator learns from; only where the objective has one."""
+    """Masked LM that a discriminator learns from, if the objective has one."""
     teacher: Network | None = None
     """Teacher of a student, if the objective has one."""
 
@@ -62,7 +62,7 @@ class InitialModel:
 
 
 def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
-    """The network that the recipe asks for, for the store's vocabulary."""
+    """Build the network that the recipe requires, for the store's vocabulary."""
     stream = torch.Generator().manual_seed(key_of(recipe.run.seed, "initial weights"))
     objective = OBJECTIVES[recipe.examples.objective]
     teacher = read_teacher(recipe, store) if recipe.examples.has_teacher else None
@@ -92,15 +92,16 @@ def build_initial_model(recipe: Recipe, store: TokenStore) -> InitialModel:
 
 
 def encoder_config_of(model: ModelSection, tokenizer: Tokenizer) -> EncoderConfig:
-    """The encoder config of a new network for this vocabulary."""
+    """Return the encoder config of a new network for this vocabulary."""
     begin, end = tokenizer.ends
     ids = {"pad_id": tokenizer.pad_id, "begin_id": begin, "end_id": end}
     return model.encoder_config(tokenizer.vocabulary_size, **ids)
 
 
 def with_true_model(recipe: Recipe) -> Recipe:
-    """The recipe with the true architecture: that of the model folder it starts from, where there is one, or
-    of the teacher's layers that a student begins with."""
+    """Return the recipe with the true architecture: its initial model folder's, if it has one, or a student's
+    made from the teacher's layers.
+    """
     if recipe.start.model == "scratch":
         _check_words_have_a_model(recipe)
         if not recipe.distill.layers:
@@ -120,20 +121,20 @@ def folder_and_config(model: str, *, key: str) -> tuple[Path, EncoderConfig]:
     """Return the folder of a model that a setting names, and its encoder config, without its weights."""
     folder = transformer_folder(model_folder(model))
     if is_adapter(folder):
-        remedy = "bertsmith merge makes one model of both"
-        raise UserError("is an adapter, which stands on another model", where=model, remedy=remedy)
+        remedy = "combine both with bertsmith merge"
+        raise UserError("is an adapter of another model", where=model, remedy=remedy)
     config_json = read_json(folder / "config.json", remedy=f"give `{key}` a model folder")
     return folder, read_config(ConfigReader(config_json, str(folder / "config.json")))
 
 
 def student_config(teacher: EncoderConfig, recipe: Recipe) -> EncoderConfig:
-    """The config of a student that begins with layers of a teacher."""
+    """Return the config of a student that begins with layers of a teacher."""
     fewer = teacher.subset(recipe.distill.layers)
     return without_segments(fewer) if recipe.distill.segments == "dropped" else fewer
 
 
 def read_teacher(recipe: Recipe, store: TokenStore) -> Network:
-    """The teacher of a recipe, without the heads that nobody asks."""
+    """Read the teacher of a recipe, without unused heads."""
     folder, distill = model_folder(recipe.distill.teacher), recipe.distill
     model = read_model(folder)
     check_reads_masks(model.network)
@@ -142,10 +143,10 @@ def read_teacher(recipe: Recipe, store: TokenStore) -> Network:
         remedy = (
             "give one with an MLM head (bertsmith pretrain --from trains one), or set distill.soft_weight=0"
         )
-        raise UserError("predicts no words: it has no MLM head", where=str(folder), remedy=remedy)
+        raise UserError("does not predict words: it lacks an MLM head", where=str(folder), remedy=remedy)
     longest, most = max(stage.length for stage in recipe.examples.stages), model.network.config.positions
     if longest > most:
-        what = f"takes texts of at most {most} tokens, and examples.stages ask for {longest}"
+        what = f"takes texts of at most {most} tokens, but examples.stages require {longest}"
         raise UserError(what, where=str(folder), remedy=f"give `max_length={most}`, or less")
     for head in set(model.network.heads) - {"mlm"}:
         del model.network.heads[head]
@@ -158,7 +159,7 @@ def _student_of_layers(recipe: Recipe, teacher: Network, stream: torch.Generator
         notes.append("the student is a DistilBERT: the first segment's vector is part of its positions")
     network = network_of_layers(teacher, recipe.distill.layers, config)
     if recipe.distill.frozen_positions and freeze_positions(network):
-        notes.append("its positions stay those of the teacher (distill.frozen_positions)")
+        notes.append("its positions stay the teacher's (distill.frozen_positions)")
     notes += _fit_heads(Model(network), {"mlm": 0}, stream)
     return InitialModel(network, tuple(notes))
 
@@ -173,7 +174,7 @@ def _check_student(student: Network, teacher: Network, recipe: Recipe) -> None:
 
 
 def model_section_of(config: EncoderConfig) -> ModelSection:
-    """The recipe's words for a model folder's encoder config, so that a run's recipe.toml tells the truth."""
+    """Return the recipe's section for a folder's encoder config, so that a run's recipe.toml is true."""
     values = config.in_recipe()
     return ModelSection.model_validate(
         {key: values[key] for key in ModelSection.model_fields if key in values}
@@ -182,15 +183,15 @@ def model_section_of(config: EncoderConfig) -> ModelSection:
 
 def _check_words_have_a_model(recipe: Recipe) -> None:
     if recipe.start.add_words != "none":
-        what = "words are added to the vocabulary of a model, and this run starts from scratch"
+        what = "words can only be added to the vocabulary of a model, but this run starts from scratch"
         where = f"`start.add_words={recipe.start.add_words}`"
         raise UserError(
-            what, where=where, remedy="give `start.model` that model's folder, or leave the words out"
+            what, where=where, remedy="give `start.model` that model's folder, or remove the words"
         )
 
 
 def _generator_config(recipe: Recipe, config: EncoderConfig) -> EncoderConfig:
-    """The config of the generator that a discriminator of this config learns from."""
+    """Return the config of the generator that a discriminator of this config learns from."""
     pretraining = architecture_of(config.model_type).pretraining
     assert pretraining is not None and pretraining.generator_config is not None, "the recipe was checked"
     generator: EncoderConfig = pretraining.generator_config(config, recipe.replaced.generator_size)
@@ -213,13 +214,13 @@ def _adapted(recipe: Recipe, store: TokenStore, stream: torch.Generator) -> Init
     check_same_vocabulary(tokenizer, store, recipe.start.model)
     notes += _fit_heads(model, objective.heads(recipe), stream)
     if recipe.examples.has_generator and generator is None:
-        notes.append(f"the folder holds no {GENERATOR}: it starts from fresh weights")
+        notes.append(f"the folder lacks a {GENERATOR}: it starts from fresh weights")
         generator = new_network(_generator_config(recipe, model.network.config), {"mlm": 0}, stream)
     return InitialModel(model.network, tuple(dict.fromkeys(notes)), generator)
 
 
 def _fit_heads(model: Model, wanted: Mapping[str, int], stream: torch.Generator) -> list[str]:
-    """Leave a model the heads that are trained, new ones where it has none; notes of those."""
+    """Keep only a model's trained heads, adding missing ones; return notes on new heads."""
     notes = []
     for unwanted in set(model.network.heads) - set(wanted):
         del model.network.heads[unwanted]
@@ -232,7 +233,7 @@ def _fit_heads(model: Model, wanted: Mapping[str, int], stream: torch.Generator)
 
 
 def _read_generator(folder: Path, recipe: Recipe, config: EncoderConfig) -> Network | None:
-    """The generator that a run left beside its discriminator, or None where there is none."""
+    """Return the generator that a run left next to its discriminator, or None."""
     if not (folder / GENERATOR).is_dir():
         return None
     generator, wanted = read_model(folder / GENERATOR).network, _generator_config(recipe, config)
@@ -248,19 +249,17 @@ def _read_generator(folder: Path, recipe: Recipe, config: EncoderConfig) -> Netw
     ):
         held, needed = (vars(each).get(key) for each in (generator.config, wanted))
         if held != needed:
-            what = f"is a generator of {key} {held}, where the recipe and the model ask for {needed}"
-            remedy = (
-                "set replaced.generator_size to what it was, or remove the folder to begin with a new one"
-            )
+            what = f"is a generator of {key} {held}, but the recipe and the model require {needed}"
+            remedy = "restore replaced.generator_size, or remove the folder to begin with a new one"
             raise UserError(what, where=str(folder / GENERATOR), remedy=remedy)
     if "mlm" not in generator.heads:
         remedy = "remove the folder to begin with a new one"
-        raise UserError("is no masked language model", where=str(folder / GENERATOR), remedy=remedy)
+        raise UserError("is not a masked language model", where=str(folder / GENERATOR), remedy=remedy)
     return generator
 
 
 def check_same_vocabulary(tokenizer: Tokenizer, store: TokenStore, model: str) -> None:
-    """Raise if a store's tokens are not those of a model."""
+    """Raise if the tokens of a store and a model differ."""
     if tokenizer_hash(tokenizer) != store.tokenizer_hash:
         what = f"the store was tokenised with another vocabulary than {model}'s"
         source = "`vocab` (and `start.add_words`) of that model"
@@ -268,11 +267,11 @@ def check_same_vocabulary(tokenizer: Tokenizer, store: TokenStore, model: str) -
 
 
 def grow_for_words(network: Network, before: Tokenizer, after: Tokenizer, words: Sequence[str]) -> str:
-    """Give each new word the mean of its former pieces' embeddings; a note of what was done."""
+    """Give each new word the mean of its former pieces' embeddings; return a note about it."""
     fresh = new_words(before, words)
     if after.vocabulary_size > network.config.vocabulary:
         _grow(network, after.vocabulary_size)
-    # The decoder of masked words is the same table, unless the folder has one of its own.
+    # The decoder of masked words is the same table, unless the folder has a separate one.
     head = _masked_language_head(network)
     learned = [network.encoder.words.weight, *(() if head is None else (head.decoder, head.bias))]
     tables = [table for table in learned if table is not None]
@@ -284,7 +283,7 @@ def grow_for_words(network: Network, before: Tokenizer, after: Tokenizer, words:
                 table[after.id(word)] = table[rows].mean(0)
     behind = after.vocabulary_size - before.vocabulary_size
     return (
-        f"{len(fresh)} words added, {len(fresh) - behind} of them in [unused] slots, {behind} behind the end"
+        f"{len(fresh)} words added, {len(fresh) - behind} of them in [unused] slots, {behind} after the end"
     )
 
 

@@ -26,7 +26,7 @@ more than FALLING since the second quarter of the run is still falling."""
 EXPLOSION = 30.0
 """Multiple of the usual gradient norm that is an explosion; healthy norms change by a small factor."""
 CONSTANT = 0.99
-"""Fraction of equal predictions from which a decoder is dead."""
+"""Minimum fraction of equal predictions of a dead decoder."""
 WHAT_TO_TRY = "try a lower optim.peak_lr, a longer optim.warmup_fraction, or a pre-norm model (modernbert)"
 
 
@@ -91,7 +91,7 @@ class LearningWatch:
         before, now = statistics.median(self.norms[:-newest]), statistics.median(self.norms[-newest:])
         if now <= EXPLOSION * before:
             return None
-        text = f"step {self.steps[-1]:,}: the gradient norm is {now:.3g} and was {before:.3g}: it explodes"
+        text = f"step {self.steps[-1]:,}: the gradient norm rose from {before:.3g} to {now:.3g}: it explodes"
         return Finding("explosion", f"{text}; {WHAT_TO_TRY}, or set run.spike_factor")
 
 
@@ -100,7 +100,7 @@ def above_frequencies(loss: float, unigram_entropy: float) -> str:
     compared = "is not below" if loss >= unigram_entropy else "is hardly below"
     return (
         f"{loss:.2f} {compared} {unigram_entropy:.2f}, the loss of mere word frequencies (the unigram line): "
-        "nothing of context is learned"
+        "the model learns nothing from context"
     )
 
 

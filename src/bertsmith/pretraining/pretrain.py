@@ -1,8 +1,8 @@
 """The pre-training job: from a recipe, a store and a folder to a model, across interruptions.
 
-`training/job.py` tells the story of a run. In this order, this file has what pre-training adds: the command
-and its result, the request that builds a job (set up in `run_setup`, with the parts in `pretraining_parts`),
-its batches with their budget, and its results.
+`training/job.py` runs the loop. This file has, in this order, the additions of pre-training: the command and
+its result, the request that builds a job (set up in `run_setup`, with the parts in `pretraining_parts`), its
+batches with their budget, and its results.
 """
 
 from collections.abc import Iterator, Sequence
@@ -53,8 +53,9 @@ from bertsmith.training.trainer import Clock, Progress
 MIN_USEFUL_STEPS = 100
 """Steps before which a model has hardly learned word frequencies."""
 STEPS_TO_LEARN, USUAL_UTILISATION = 1_000, 0.4
-"""Steps below which the published recipes learn hardly more than frequencies (bert-tiny after 205: 5 % of
-masked words right), and the usual speed of training as a fraction of that of matrix products."""
+"""Steps that the published recipes need to learn more than frequencies (bert-tiny after 205: 5 % of masked
+words right), and the usual speed of training as a fraction of the speed of matrix products.
+"""
 BYTES_WRITTEN_A_SECOND, SECONDS_FOR_FILES = 2e8, 4.0
 """Bytes per second to an ordinary disk with checksums, and seconds for a small checkpoint, model and
 tokenizer."""
@@ -81,7 +82,7 @@ class PretrainingResult:
     unigram_entropy: float
     """Loss of a model that only knows token frequencies."""
     saved_step: int
-    """Step from which the same command would resume, or 0."""
+    """Step that the same command would resume from, or 0."""
     main_process: bool
     held_out_before: dict[str, float] = field(default_factory=dict)
     """Metrics of the initial model on the same sequences; empty for a run from scratch."""
@@ -110,7 +111,7 @@ def pretrain(  # noqa: PLR0913 - what a command was told, and when
         ending = run_job(request, world, callback, clock=clock)
         if ending.before and world.main:
             onward = f"`start.model={folder.model}` and a new `out`"
-            callback.on_message(f"to train on from its model: {onward}")
+            callback.on_message(f"to continue from its model: {onward}")
         return _result_of(request, ending)
 
     return in_world(recipe.run.device, in_processes, recipe.run.patience_seconds)
@@ -141,7 +142,7 @@ def check_same_run(folder: RunFolder, recipe: Recipe, store: TokenStore) -> None
         if not folder.finished or not {each.key for each in changed} <= BUDGET_KEYS:
             return OTHER_RUN
         onward = f"`start.model={folder.model}` and a new `out`"
-        return f"its learning rate has gone to its end; train on from its model: {onward}"
+        return f"its learning rate has decayed; continue from its model: {onward}"
 
     asked = {"recipe": recipe.model_dump(), "store": store.hash}
     folder.check_same_run(asked, lambda: begun_with(folder), free=FREE_KEYS, remedy=remedy)
@@ -245,7 +246,7 @@ def _tell_steps_that_fit(run: Run, progress: Progress) -> None:
     text = f"about {counted(steps, 'step')} of {each:.2g} seconds fit into {counted(minutes, 'minute')}"
     if steps < MIN_USEFUL_STEPS:
         text += (
-            ", too few to learn much: allow more `run.minutes`, or take a smaller batch (`batch.sequences`), "
+            ", too few to learn much: allow more `run.minutes`, or use a smaller batch (`batch.sequences`), "
             "shorter sequences (`examples.stages`) or a smaller model (bertsmith recipe list)"
         )
     run.start.callback.on_message(text)
@@ -266,7 +267,7 @@ def _warn_of_small_budget(run: Run) -> Iterator[str]:
         return
     budget = counted(getattr(recipe.run, recipe.run.budget), recipe.run.budget.removesuffix("s"))
     yield (
-        f"{recipe.name} wants about {wanted / 1e6:,.3g} M tokens ({STEPS_TO_LEARN:,} steps of {step:,}) "
+        f"{recipe.name} needs about {wanted / 1e6:,.3g} M tokens ({STEPS_TO_LEARN:,} steps of {step:,}) "
         f"before it learns from context, and about {affordable / 1e6:,.2g} M fit into {budget}: "
         "`bertsmith pretrain auto` chooses a recipe for such a budget"
     )

@@ -79,7 +79,7 @@ def model_card(
     ]
     caveat = (
         "The model reflects its corpus, mistakes and prejudices included. Try it on your own data first. Its "
-        "vectors were not trained for similarity: for search, take a sentence model."
+        "vectors were not trained for similarity: for search, use a sentence model."
     )
     blocks += [
         usage_block(usage_of(network, tokenizer)),
@@ -112,12 +112,12 @@ def usage_of(network: Network, tokenizer: Tokenizer) -> str:
         asked = '[*bert.extend("Paris is", count=8)][-1].text'
     elif "mlm" in network.heads and tokenizer.has_mask:
         asked = 'bert.fill(f"Paris is the {bert.tokenizer.mask_token} of France.")[0][0].token'
-    # The folder is where this card stands, under whatever name it is moved to.
+    # The folder that contains this card, which may be moved and renamed.
     return f'import bertsmith\n\nbert = bertsmith.load("path/to/this/folder")\nprint({asked})'
 
 
 def held_out_line(declared: Declaration, held_out: Mapping[str, float]) -> str:
-    """An evaluation in a line of the log: what a person compares first."""
+    """Return an evaluation as a line of the log: the numbers that people compare first."""
     told = f"held-out {', '.join(brief(declared.own, held_out))}"
     fixed = brief(declared.fixed, held_out)
     return f"{told}; fixed evaluation: {', '.join(fixed)}" if fixed else told
@@ -132,7 +132,7 @@ def opened_by(config: EncoderConfig) -> str:
 def held_out_rows(
     declared: Declaration, held_out: Mapping[str, float], before: Mapping[str, float] = MappingProxyType({})
 ) -> list[tuple[str, str]]:
-    """Held-out results in words: what was measured, and the value, from what it was before the run."""
+    """Return held-out results in words: the metric, and its value, with the value before the run."""
     rows = []
     for name, value in held_out.items():
         metric = declared.reported[name]
@@ -174,7 +174,7 @@ def _training(recipe: Recipe, facts: RunFacts) -> list[str]:
 
 
 def whole_networks(trainer: Trainer) -> dict[str, Network]:
-    """Plain copies of what is trained, by folder, on the CPU: put together from what each process holds.
+    """Return plain copies of the trained networks by folder, on the CPU, gathered from all processes.
 
     All processes must call it.
     """
@@ -186,25 +186,25 @@ def whole_networks(trainer: Trainer) -> dict[str, Network]:
         weights = {name.removeprefix(prefix): each for name, each in state.items() if name.startswith(prefix)}
         with torch.device("meta"):
             plain = build_network(network.config, head_outputs(network))
-        if weights:  # only the main process is given them
+        if weights:  # only the main process gets them
             plain.load_state_dict(weights, assign=True)
         whole[folder] = plain.eval()
     return whole
 
 
 def weights_prefix(folder: str) -> str:
-    """Return the prefix of the weights of this folder's network among those of its objective."""
+    """Return the prefix of this folder's network in the names of its objective's weights."""
     return f"{folder or 'network'}."
 
 
 def check_weights_are_finite(networks: Iterable[Network], *, where: str) -> None:
-    """Raise if a weight is not a number: a run may end amid steps that were skipped for that."""
+    """Raise if a weight is not a number: a run may end after steps that were skipped for this reason."""
     weights = (item for network in networks for item in network.state_dict().items())
     broken = [name for name, tensor in weights if not bool(tensor.isfinite().all())]
     if broken:
         remedy = "lower optim.peak_lr and start again in a new folder"
         raise Diverged(
-            f"the run ended with weights that are no numbers: {broken[0]}", where=where, remedy=remedy
+            f"the run ended with weights that are not numbers: {broken[0]}", where=where, remedy=remedy
         )
 
 

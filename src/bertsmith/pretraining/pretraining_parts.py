@@ -1,4 +1,4 @@
-"""The parts of a pre-training job: its batches, what is summed up between lines, evaluation, and judge."""
+"""The parts of a pre-training job: its batches, the sums between lines of metrics, evaluation, and judge."""
 
 import itertools
 import time
@@ -164,7 +164,7 @@ class MetricsWindow(Remembered):
         }
 
     def restore(self, saved: SavedState) -> None:
-        """Take the saved sums; those of all ranks count in the main process."""
+        """Restore the saved sums; the sums of all ranks count in the main process."""
         if self.run.world.main:
             self.sums = Sums(**saved.state.scalars["window"])
         self.run.trainer.guard.norms.extend(saved.state.scalars["norms"])
@@ -238,7 +238,7 @@ class HeldOutEvaluation(Remembered):
         return {"held_out": self.held_out, "evaluation_due": self.due}
 
     def restore(self, saved: SavedState) -> None:
-        """Take the saved values."""
+        """Restore the saved values."""
         self.held_out, self.due = (saved.state.scalars[key] for key in ("held_out", "evaluation_due"))
         self.evaluated_step, self.fraction = saved.state.step, self.run.budget.fraction(saved.state.progress)
 

@@ -53,7 +53,7 @@ class Run:
     train_data: PretrainingDataset
     held_out_data: PretrainingDataset
     teacher_hash: str
-    """Hash of the teacher, or "" if there is none."""
+    """Hash of the teacher, or "" without a teacher."""
     notes: tuple[str, ...]
     fixed_sets: list[HeldOutSet]
     """The set of the fixed evaluation as a list of one, or empty for a run without a fixed evaluation."""
@@ -84,18 +84,18 @@ class Run:
         return self.held_out_sets[stage]
 
     def average_weights(self, progress: Progress) -> None:
-        """Add the current weights to the average, if the recipe asks for one and its start is reached."""
+        """Add the current weights to the average, if the recipe has one and its start is reached."""
         average, begins = self.trainer.average, self.recipe.run.average_from
         if average is not None and begins != "off" and self.budget.fraction(progress) > begins:
             average.add()
 
     def averaged_weights(self) -> AbstractContextManager[None]:
-        """Return a context in which the weights are the average, if any, as in the final model."""
+        """Return a context that replaces the weights by their average, if any, as in the final model."""
         return nullcontext() if self.trainer.average is None else self.trainer.average.applied()
 
 
 def set_up(recipe: Recipe, store: TokenStore, folder: RunFolder, start: Start) -> Run:
-    """Build a run, new or to be restored, whose folder was checked; the recipe has the true architecture."""
+    """Build a run, new or to be restored; its folder is checked, the recipe's architecture is true."""
     initial, world, saved = build_initial_model(recipe, store), start.world, start.saved
     micro_tokens = None if saved is None else int(saved.state.scalars["micro_tokens"])
     machine = fit_machine(
@@ -149,7 +149,7 @@ def _check_before_it_begins(folder: RunFolder, datasets: Sequence[PretrainingDat
 def begun_with(folder: RunFolder) -> dict[str, Any]:
     """Return the recipe of a run, and the hashes of its store and its teacher, if any."""
     files = {name: folder.path / file for name, file in (("store", STORE_FILE), ("teacher", TEACHER_FILE))}
-    remedy = "start the run anew in another folder"
+    remedy = "start the run again in another folder"
     hashes = {name: read_json(file, remedy=remedy)["hash"] for name, file in files.items() if file.is_file()}
     return {"recipe": load_recipe(folder.config).model_dump(), **hashes}
 

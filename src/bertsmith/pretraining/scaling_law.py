@@ -49,7 +49,7 @@ class ScalingLaw:
     critical_power: float
     """Exponent of the critical batch size as a function of the tokens."""
     bend: float
-    """Nats over which the law bends into its limit, the loss of word frequencies."""
+    """Range in nats of the law's bend into its limit, the loss of word frequencies."""
     rate: float
     """Best learning rate for a width of 384, 16,384 tokens per step and 1,000 steps."""
     rate_width: float

@@ -32,8 +32,9 @@ mostly kernel launches, for any number of tokens: set by two runs on an H200 (be
 ADAM_WORK = 30
 """Work of Adam per weight, from the fixed parts of 2x64 to 6x384 on a CPU; it is bound by memory."""
 COMPILED_GAIN, RECORDED_SECONDS = 1.5, 0.002
-"""Assumed factor by which compiling speeds up a token on a GPU, where steps are measured uncompiled, and
-assumed fixed seconds of a recorded step. No run has tested these assumptions."""
+"""Assumed speedup of a token on a GPU by compiling, because uncompiled steps are measured, and assumed fixed
+seconds of a recorded step. No run has tested these assumptions.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ def token_flops(recipe: Recipe, vocabulary: int) -> float:
 def measure_speeds(
     recipes: Sequence[Recipe], store: TokenStore, world: World, *, seconds: float
 ) -> list[ShapeSpeed]:
-    """Measure the speed of each recipe's shape, smallest first; extrapolate those that would end too late."""
+    """Measure the speed of each recipe's shape, smallest first; extrapolate shapes that take too long."""
     ends, speeds, last = time.monotonic() + seconds, list[ShapeSpeed](), None
     for recipe in recipes:
         speed = None if last is None else last.scaled_to(recipe, store.vocabulary)

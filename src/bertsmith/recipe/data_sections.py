@@ -39,7 +39,7 @@ class ExamplesSection(Section):
     negative_probability: Fraction = 0.5
     """Probability of a random second segment (nsp, sentence-pair) or a swapped pair (sop)."""
     pair_weight: Annotated[float, Field(gt=0)] = 1.0
-    """Factor of the pair loss; 1 in BERT (docs/speedrun.md says when a smaller one is better)."""
+    """Factor of the pair loss; 1 in BERT (docs/speedrun.md describes when a smaller one is better)."""
     short_probability: Fraction = 0.1
     """Probability that a document is walked with a random shorter target length (nsp, sop, none)."""
     single_fraction: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -66,7 +66,7 @@ class ExamplesSection(Section):
 
     @property
     def sees(self) -> Direction:
-        """The side of a token that the model sees: whoever predicts a neighbour must not see it."""
+        """The side of a token that the model sees: to predict a neighbour, it must not see it."""
         if self.objective in ("left-to-right", "right-to-left", "two-directions"):
             return self.objective
         return "both"

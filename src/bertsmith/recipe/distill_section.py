@@ -20,8 +20,10 @@ class DistillSection(Section):
     """Teacher layers, counted from 0, that initialise the student, with the teacher's embeddings and MLM
     head: [0, 2, 4, 7, 9, 11] in DistilBERT. Empty: start.model or the model section defines the student."""
     segments: Literal["dropped", "kept"] = "dropped"
-    """dropped: layers of a BERT become a DistilBERT, which has no segment embeddings; kept: they become a
-    BERT. No effect on other architectures."""
+    """dropped: layers of a BERT become a DistilBERT, without segment embeddings; kept: they become a BERT.
+
+    No effect on other architectures.
+    """
     frozen_positions: bool = True
     """Freeze the position embeddings copied from the teacher (--freeze_pos_embs)."""
     temperature: Annotated[float, Field(gt=0, lt=1e30)] = 2.0
@@ -60,19 +62,20 @@ class DistillSection(Section):
         weights = ("soft_weight", "cosine_weight", "hidden_weight", "attention_weight", "relation_weight")
         if not any(getattr(self, each) for each in weights):
             raise RuleError(
-                "every weight of what a teacher says is 0",
+                "every weight of the teacher's losses is 0",
                 keys=tuple(f"distill.{each}" for each in weights),
                 remedy="give one of them a value, or set examples.objective to masked",
             )
         if self.relation_weight and not self.relations:
-            what = "distill.relation_weight is of distill.relations, and there are none"
-            raise RuleError(what, keys=("distill.relations",), remedy='as in ["qk", "vv"]')
+            what = "distill.relation_weight applies to distill.relations, but the list is empty"
+            raise RuleError(what, keys=("distill.relations",), remedy='for example ["qk", "vv"]')
         return self
 
 
 class TaskDistillSection(Section):
-    """Distillation of a fine-tuning run from models fine-tuned before; the defaults are those of DistilBERT's
-    question answering (run_squad_w_distillation.py)."""
+    """Distillation of a fine-tuning run from models fine-tuned before; the defaults are from DistilBERT's
+    question answering (run_squad_w_distillation.py).
+    """
 
     teachers: tuple[str, ...] = ()
     """Folders of the teachers; their scores are averaged. Empty: learn from labels alone."""

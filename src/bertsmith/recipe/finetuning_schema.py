@@ -35,18 +35,20 @@ class HeadSection(Section):
     model: as the model has it, which is first except for some ModernBERTs. mean is often better if
     pre-training did not train the first token; other tools support it only for ModernBERT."""
     span_over: Literal["all", "passage"] = "all"
-    """Rows where an answer may begin: all (run_squad.py), or those of the passage and the first token."""
+    """Rows where an answer may begin: all (run_squad.py), or only the passage and the first token."""
     encoder: Literal["tuned", "lora", "frozen-linear", "frozen-features"] = "tuned"
     """tuned: train everything; lora: freeze the encoder and train low-rank adapters of some layers with the
     head (LoRA; Hu et al. 2021); frozen-linear: freeze it under a linear head; frozen-features: feed its
-    layers to a two-layer BiLSTM, as `features` says (ELMo; Devlin et al. 2018, 5.3)."""
+    layers to a two-layer BiLSTM, set by `features` (ELMo; Devlin et al. 2018, 5.3).
+    """
     reader: Literal["linear", "bilstm"] = "linear"
     """linear: the model's own head, one linear layer over its states; bilstm: a two-layer BiLSTM over the
     layers that `features` names learns with the encoder. frozen-features always has the BiLSTM."""
     weights: Literal["fresh", "solved"] = "fresh"
     """Initial weights of the head: small random numbers (the papers), or the optimal linear head on the
-    frozen encoder, from which tuning starts (Kumar et al. 2022). frozen-linear always takes the optimal
-    head."""
+    frozen encoder as the starting point of tuning (Kumar et al. 2022). frozen-linear always uses the optimal
+    head.
+    """
     class_weights: Literal["equal", "balanced"] = "equal"
     """balanced: classes have equal total weight, however frequent."""
     fresh_layers: Annotated[int, Field(ge=0)] = 0
@@ -84,7 +86,7 @@ Target = Literal["query", "key", "value", "output", "feed-forward"]
 
 
 class LoraSection(Section):
-    """Adapters for head.encoder = lora; the defaults are those of the paper for RoBERTa on GLUE."""
+    """Adapters for head.encoder = lora; the defaults are the paper's for RoBERTa on GLUE."""
 
     rank: Count = 8
     """Rows of A and columns of B."""
@@ -139,16 +141,22 @@ class FinetuningRunSection(Section):
     """bf16: fp32 master weights with autocast; fp16: the same with loss scaling, for GPUs without bf16; auto
     is bf16 on a GPU that has it, else fp16, and fp32 on a CPU."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto is on for a GPU. It takes up to a minute, which short runs do not win back: use off
-    for those; their steps are recorded (CUDA graphs) all the same."""
+    """torch.compile; auto is on for a GPU.
+
+    It takes up to a minute, which short runs do not win back: use off for those; their steps are recorded
+    (CUDA graphs) anyway.
+    """
     dropout: Rate = "model"
-    """Dropout of embeddings and layers; model: as config.json says, the value of pre-training. A model that
-    was pre-trained without dropout is ruined by it."""
+    """Dropout of embeddings and layers; model: from config.json, the value of pre-training.
+
+    A model that was pre-trained without dropout is ruined by it.
+    """
     attention_dropout: Rate = "model"
-    """Dropout of attention probabilities; model: as config.json says."""
+    """Dropout of attention probabilities; model: from config.json."""
     head_dropout: Rate = "model"
-    """Dropout before the task's output layer and of the input of a BiLSTM; model: as config.json says, 0 in a
-    ModernBERT."""
+    """Dropout before the task's output layer and of the input of a BiLSTM; model: from config.json, 0 in a
+    ModernBERT.
+    """
     recompute: bool = False
     """Gradient checkpointing: a third more work for a fraction of the memory."""
     micro_tokens: Count | Literal["auto"] = "auto"
@@ -176,8 +184,9 @@ class AnswersSection(Section):
     longest: Count = 30
     """Longest answer in tokens."""
     null_threshold: float | Literal["tuned", "off"] = "off"
-    """SQuAD 2.0: a question has no answer if null score - best span score is above this; tuned: the value
-    with the best F1 on the development set; off: every question gets an answer (SQuAD 1.1)."""
+    """SQuAD 2.0: a question is unanswered if null score - best span score is above this; tuned: the value
+    with the best F1 on the development set; off: every question gets an answer (SQuAD 1.1).
+    """
     label_thresholds: tuple[Fraction, ...] | Literal["tuned", "off"] = "off"
     """Minimum probability for giving a label (multilabel, one for each label) or the second of two classes;
     tuned: by the development set; off: 0.5, or the most likely class (the papers)."""
@@ -249,7 +258,9 @@ class FinetuningRecipe(Section):
         idle = self.features in (FeaturesSection(), PUBLISHED_FEATURES)
         if not (self.head.has_bilstm or idle):
             key = next(name for name, value in self.features if value != getattr(FeaturesSection(), name))
-            what = f"head.encoder = {self.head.encoder} reads no features, and features.{key} is about them"
+            what = (
+                f"head.encoder = {self.head.encoder} does not read features, so features.{key} does not apply"
+            )
             remedy = "set `head.encoder=frozen-features` or `head.reader=bilstm`"
             raise RuleError(what, keys=(f"features.{key}", "head.encoder"), remedy=remedy)
         return self

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 
 class Idle(NamedTuple):
-    """The two places in which a key may not matter."""
+    """The two situations for a key to be irrelevant."""
 
     in_cells: bool
     """True if runs that differ only in this key are one cell of a study."""

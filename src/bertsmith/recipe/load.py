@@ -60,8 +60,8 @@ def load_recipe(
 ) -> Recipe:
     """Return the recipe of a preset's name or a TOML file, with `key=value` overrides on top.
 
-    Each option is a pair: the name of the user's option, for error messages, and the `key=value` it stands
-    for. Values in `swept` override all others.
+    Each option is a pair: the name of the user's option, for error messages, and its `key=value`. Values in
+    `swept` override all others.
     """
     return load_recipe_with_origins(name_or_file, overrides, options=options, swept=swept).recipe
 
@@ -106,8 +106,8 @@ def _layers_of(name_or_file: str | Path) -> list[_Layer]:
         return _layers_of_preset(name)
     file = Path(name_or_file).expanduser()
     if not file.exists():
-        raise UserError("is neither a preset nor a file", where=name, remedy=_preset_advice(name))
-    text = read_text(file, remedy="name a recipe in TOML or a preset")
+        raise UserError("is not a preset or a file", where=name, remedy=_preset_advice(name))
+    text = read_text(file, remedy="give a preset, or a recipe in TOML")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -118,7 +118,7 @@ def _layers_of(name_or_file: str | Path) -> list[_Layer]:
     if base is None:
         return [own]
     if base not in preset_names():
-        what, advice = f"base = {base!r} is no preset, and only a preset can be", _preset_advice(str(base))
+        what, advice = f"base = {base!r} is not a preset, as it must be", _preset_advice(str(base))
         raise UserError(what, where=str(file), remedy=advice)
     return [*_layers_of_preset(base), own]
 
@@ -145,7 +145,7 @@ def layer_of_override(override: str, origin: str = _SET) -> _Layer:
     """Return the values of one `a.b=c` as a layer; the origin names the option."""
     key, equals, text = override.partition("=")
     if not (equals and key.strip()):
-        remedy = "write it as in optim.peak_lr=3e-5"
+        remedy = "write it like optim.peak_lr=3e-5"
         raise UserError(f"{override!r} is not key=value", where=origin, remedy=remedy)
     text = text.strip()
     value: Any = text  # a bare word is text, so that the shell needs no second pair of quotes
@@ -197,7 +197,7 @@ def recipe_text(recipe: Recipe) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A dotted key with different values in two trees; None stands for a missing key."""
+    """A dotted key with different values in two trees; None means that the key is missing."""
 
     key: str
     before: Any

@@ -35,12 +35,14 @@ class ModelSection(Section):
     """Attention heads per layer."""
     inner: Count = 3072
     """Width inside the feed-forward layer: four times the width in every published size except ModernBERT's,
-    where it is the width of each of two halves."""
+    whose value is the width of each of two halves.
+    """
     cell: Count = 4096
-    """Width of the LSTM cells of a direction (elmo), whose states are projected to half of the width."""
+    """Width of the LSTM cells of a direction (elmo); their states are projected to half of the width."""
     embedding_width: Count | Literal["width"] = "width"
-    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere the hidden width (in ELMo its
-    half, that of one direction)."""
+    """Width of the word embeddings: 128 in ALBERT and ELECTRA-Small, elsewhere the hidden width (in ELMo half
+    of it, one direction's width).
+    """
     positions: Count = 512
     """Longest sequence in tokens."""
     segments: Annotated[int, Field(ge=0)] = 2
@@ -62,7 +64,7 @@ class ModelSection(Section):
     """Weights that layers share, for model.type = albert (its section 4.5): whole layers, the attention or
     the feed-forward with its LayerNorm, or none; auto is all in ALBERT."""
     groups: Count = 1
-    """Groups of neighbouring layers that share weights: 1 in ALBERT, where all layers share."""
+    """Groups of neighbouring layers that share weights: 1 in ALBERT, which shares all layers."""
     global_layers: Count | tuple[Annotated[int, Field(ge=0)], ...] = 3
     """Layers of a ModernBERT with global attention: every n-th from the first on, or a list of layer numbers
     from 0 such as [0, 5]. The others see `local_attention` tokens; with 1, all layers are global."""
@@ -75,10 +77,12 @@ class ModelSection(Section):
     """Base of the rotary positions in a ModernBERT's local layers."""
     gated: bool | Literal["auto"] = "auto"
     """Multiply one half of the feed-forward's inner values by the other (GeGLU); auto is true in ModernBERT.
-    This and the next three are for model.type = modernbert; only bertsmith can open a model whose values
-    differ from ModernBERT's own."""
+
+    This and the next three are for model.type = modernbert; only bertsmith can open a model with values other
+    than ModernBERT's own.
+    """
     norm: Norm = "layernorm"
-    """layernorm, or rmsnorm, which has no gains and does not subtract the mean (Zhang & Sennrich 2019)."""
+    """layernorm, or rmsnorm, without gains and without subtracting the mean (Zhang & Sennrich 2019)."""
     qk_norm: bool = False
     """Scale the queries and keys of each head to a root mean square of 1, without gains."""
     sandwich_norm: bool = False
@@ -99,7 +103,7 @@ class ModelSection(Section):
         if "sharing" not in keys_of(self.type) and (self.groups > 1 or self.sharing not in ("auto", "none")):
             key = "groups" if self.groups > 1 else "sharing"
             raise RuleError(
-                f"model.{key} = {getattr(self, key)}, but layers of model.type = {self.type} share nothing",
+                f"model.{key} = {getattr(self, key)}, but model.type = {self.type} does not share weights",
                 keys=(f"model.{key}", "model.type"),
                 remedy="set model.type to albert",
             )
@@ -107,7 +111,7 @@ class ModelSection(Section):
             raise RuleError(
                 f"model.groups = {self.groups} is more than model.layers = {self.layers}",
                 keys=("model.groups", "model.layers"),
-                remedy="make the groups fewer, or set model.sharing to none",
+                remedy="use fewer groups, or set model.sharing to none",
             )
         return self
 
@@ -119,13 +123,13 @@ class ModelSection(Section):
             if key in lacking and value != field.default:
                 others = (each for each in ARCHITECTURES if key in keys_of(each))
                 raise RuleError(
-                    f"model.{key} = {value_text(value)} is a part that model.type = {self.type} has not",
+                    f"model.{key} = {value_text(value)} is not supported by model.type = {self.type}",
                     keys=(f"model.{key}", "model.type"),
                     remedy=f"set model.type to {next(others)}",
                 )
         if isinstance(self.global_layers, tuple) and any(each >= self.layers for each in self.global_layers):
             raise RuleError(
-                f"model.global_layers names {max(self.global_layers)}, and the last of model.layers = "
+                f"model.global_layers names {max(self.global_layers)}, but the last of model.layers = "
                 f"{self.layers} layers is {self.layers - 1}",
                 keys=("model.global_layers", "model.layers"),
                 remedy="count the layers from 0",

@@ -66,7 +66,7 @@ class OptimSection(Section):
     def decay_begins_after_the_warm_up(self) -> "OptimSection":
         if self.schedule == "wsd" and self.decay_from < self.warmup_fraction:
             raise RuleError(
-                f"optim.decay_from = {self.decay_from:g} lies in the warm-up, which takes "
+                f"optim.decay_from = {self.decay_from:g} is within the warm-up, which takes "
                 f"{self.warmup_fraction:g} of the run",
                 keys=("optim.decay_from", "optim.warmup_fraction"),
                 remedy="begin the decay later, or shorten the warm-up",

@@ -79,9 +79,9 @@ class RunSection(Section):
     @model_validator(mode="after")
     def only_an_average_has_a_decay(self) -> "RunSection":
         if self.average_decay != "equal" and self.average_from == "off":
-            what = "run.average_decay is of an average, and run.average_from = off asks for none"
+            what = "run.average_decay applies to an average, but run.average_from is off"
             keys = ("run.average_decay", "run.average_from")
-            raise RuleError(what, keys=keys, remedy="set `run.average_from=0.8`, or leave it out")
+            raise RuleError(what, keys=keys, remedy="set `run.average_from=0.8`, or remove it")
         return self
 
 
@@ -129,7 +129,7 @@ class Recipe(Section):
         if self.examples.sees not in architecture.directions:
             reads = architecture.directions[0]
             raise RuleError(
-                f"model.type = {self.model.type} reads {reads}, and cannot learn examples.objective = "
+                f"model.type = {self.model.type} reads {reads}, so it cannot learn examples.objective = "
                 f"{self.examples.objective}",
                 keys=("model.type", "examples.objective"),
                 remedy=f"set examples.objective to {'masked' if reads == 'both' else reads}"
@@ -137,12 +137,12 @@ class Recipe(Section):
             )
         if not architecture.has_pair_head() and self.examples.pair_head != "none":
             raise RuleError(
-                f"model.type = {self.model.type} has no head for examples.pairs = nsp or sop",
+                f"model.type = {self.model.type} does not have a head for examples.pairs = nsp or sop",
                 keys=("model.type", "examples.pairs"),
                 remedy="set examples.pairs to full-sentences, doc-sentences or none",
             )
         if not self.examples.masks_tokens and self.examples.pair_head != "none":
-            what = "a one-sided objective has no sentence pairs"
+            what = "a one-sided objective does not support sentence pairs"
             remedy = "set `examples.pairs=none`"
             raise RuleError(what, keys=("examples.objective",), remedy=remedy)
         return self
@@ -151,7 +151,7 @@ class Recipe(Section):
     def teacher_fits(self) -> "Recipe":
         has_teacher, distill = self.examples.has_teacher, self.distill
         if has_teacher != (distill.teacher != "none"):
-            what = "has no teacher" if has_teacher else "does not listen to distill.teacher"
+            what = "requires a teacher" if has_teacher else "does not use distill.teacher"
             raise RuleError(
                 f"examples.objective = {self.examples.objective} {what}",
                 keys=("examples.objective", "distill.teacher"),
@@ -161,15 +161,15 @@ class Recipe(Section):
             return self
         if self.examples.pair_head != "none":
             raise RuleError(
-                f"a student learns masked words alone, and examples.pairs = {self.examples.pairs} has labels",
+                f"a student learns only masked words, but examples.pairs = {self.examples.pairs} has labels",
                 keys=("examples.pairs", "examples.objective"),
                 remedy="set examples.pairs to doc-sentences, full-sentences or none",
             )
         if distill.layers and self.start.model != "scratch":
             raise RuleError(
-                "a student begins with layers of its teacher or with a model of its own, not with both",
+                "a student begins with layers of its teacher or with another model, not with both",
                 keys=("distill.layers", "start.model"),
-                remedy="leave one of them out",
+                remedy="remove one of them",
             )
         return self
 
@@ -181,7 +181,7 @@ class Recipe(Section):
             raise RuleError(
                 f"examples.objective = {self.examples.objective} masks nothing",
                 keys=("masking.final_rate", "examples.objective"),
-                remedy="leave masking.final_rate out",
+                remedy="remove masking.final_rate",
             )
         # Steps are built ahead, before the number of tokens in earlier steps is known.
         if self.run.budget == "tokens":
@@ -199,7 +199,7 @@ class Recipe(Section):
         pretraining = ARCHITECTURES[self.model.type].pretraining
         if pretraining is None or pretraining.generator_config is None:
             raise RuleError(
-                f"model.type = {self.model.type} has no head for examples.objective = replaced",
+                f"model.type = {self.model.type} does not have a head for examples.objective = replaced",
                 keys=("model.type", "examples.objective"),
                 remedy="set model.type to electra or modernbert, or examples.objective to masked",
             )
@@ -207,8 +207,8 @@ class Recipe(Section):
         generator = pretraining.generator_config(model, self.replaced.generator_size)
         if generator.width % generator.heads:
             raise RuleError(
-                f"a generator of {generator.heads} heads and width {generator.width} cannot be: the one does "
-                "not divide the other",
+                f"a generator of {generator.heads} heads and width {generator.width} is impossible: heads "
+                "must divide the width",
                 keys=("replaced.generator_size", "model.heads", "model.width"),
                 remedy="choose a size that leaves whole heads: 0.25 of 4 heads, 0.3333 of 12",
             )

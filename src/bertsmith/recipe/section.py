@@ -42,6 +42,6 @@ class Section(BaseModel):
                 owner = attrgetter(section)(self)
                 if getattr(owner, key) != type(owner).model_fields[key].default:
                     what = f"{name} applies only to {choice} = {' or '.join(map(str, values))}, not {given}"
-                    remedy = f"set `{choice}={values[0]}`, or leave {name} out"
+                    remedy = f"set `{choice}={values[0]}`, or remove {name}"
                     raise RuleError(what, keys=(name, choice), remedy=remedy)
         return self

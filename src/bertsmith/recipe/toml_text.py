@@ -28,7 +28,7 @@ def value_text(value: Any) -> str:
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return f"{{ {', '.join(f'{_key_text(key)} = {value_text(held)}' for key, held in value.items())} }}"
-    assert isinstance(value, Sequence), f"TOML has no {type(value).__name__}"
+    assert isinstance(value, Sequence), f"TOML does not have a {type(value).__name__}"
     return f"[{', '.join(map(value_text, value))}]"
 
 

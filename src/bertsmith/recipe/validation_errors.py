@@ -1,4 +1,4 @@
-"""Turn a schema error into one line: the key, its value, what is allowed, and where it was set."""
+"""Turn a schema error into one line: the key, its value, the allowed values, and the origin."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -109,11 +109,15 @@ def _example(path: KeyPath, allowed: str, schema: type[BaseModel]) -> str:
     table = {name: field.examples[0] for name, field in fields if field.examples}
     if not table or allowed not in ("a table", "a list"):
         return ""
-    return f" such as {value_text(table)}" if allowed == "a table" else f" such as [{value_text(table)}, ...]"
+    return (
+        f", for example {value_text(table)}"
+        if allowed == "a table"
+        else f", for example [{value_text(table)}, ...]"
+    )
 
 
 def _origin(path: KeyPath, origins: Mapping[str, str]) -> str:
-    """Return where the key was set: itself, a list around it, or the last of the keys inside it."""
+    """Return the origin of the key: itself, a list around it, or the last of the keys inside it."""
     names = [str(part) for part in path]
     around = [".".join(names[:length]) for length in range(len(names), 0, -1)]
     inside = [key for key in origins if key.startswith(".".join([*names, ""]))]

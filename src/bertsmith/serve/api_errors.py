@@ -3,7 +3,7 @@
 from starlette.responses import JSONResponse, Response
 
 MAX_MESSAGE = 400
-INTERNAL_ERROR = "something went wrong here; the log has it under this request id"
+INTERNAL_ERROR = "the server failed; its log has the details under this request id"
 
 ERROR_TYPES = {
     400: "invalid_request",
@@ -36,7 +36,7 @@ class ApiError(Exception):
 
 def too_many_texts(count: int, *, limit: int) -> ApiError:
     """Return the error for a request with more texts than the server allows."""
-    message = f"{count} texts in one request; this server takes {limit}; send the rest in further requests"
+    message = f"{count} texts in one request; this server accepts {limit}; send the rest in further requests"
     return ApiError(413, message)
 
 
@@ -54,6 +54,6 @@ def error_response(error: ApiError, request_id: str) -> Response:
 
 def one_line(text: str) -> str:
     """Return `text` on one line, shortened, so that every client can decode it."""
-    # A JSON string may contain a lone surrogate, which has no UTF-8 form.
+    # A JSON string may contain a lone surrogate, which UTF-8 cannot encode.
     plain = " ".join(text[: 2 * MAX_MESSAGE].encode("utf-8", "replace").decode("utf-8").split())
     return plain if len(plain) <= MAX_MESSAGE else f"{plain[:MAX_MESSAGE]} ..."

@@ -30,13 +30,13 @@ from bertsmith.serve.tei_api import tei_routes
 PREDICTION_ERRORS = (400, 401, 404, 408, 413, 415, 421, 422, 429, 500, 503, 504)
 OPERATION_ERRORS = (400, 401, 421, 503)
 DESCRIPTION = (
-    "What trained BERTs predict for texts. Offsets count Unicode code points. Every response carries "
+    "Predictions of trained BERTs for texts. Offsets count Unicode code points. Every response carries "
     "x-request-id; every failure is an ErrorResponse of one line."
 )
 
 
 class Application:
-    """The server as an ASGI application, over its own models or those of a model process."""
+    """The server as an ASGI application, over its own models or a model process."""
 
     def __init__(self, config: ServerConfig, remote: RemoteModels | None = None) -> None:
         limits = config.limits
@@ -197,13 +197,15 @@ async def _on_http_exception(request: Request, failure: Exception) -> Response:
         paths = "; ".join(
             f"{method} {', '.join(several)}" for method, several in request.app.state.paths.items()
         )
-        return _response(request, ApiError(404, f"there is no such path here; there are {paths}"))
+        return _response(request, ApiError(404, f"this path does not exist; the paths are {paths}"))
     if failure.status_code == 405:
         methods = sorted(headers["Allow"].split(", "))
         if "GET" in methods:  # `HeadAsGet` answers HEAD, too
             methods.append("HEAD")
         headers["Allow"] = ", ".join(methods)
-        return _response(request, ApiError(405, f"this path takes {' or '.join(methods)}", headers=headers))
+        return _response(
+            request, ApiError(405, f"this path supports {' or '.join(methods)} only", headers=headers)
+        )
     return _response(request, ApiError(failure.status_code, failure.detail, headers=headers))
 
 

@@ -1,6 +1,6 @@
-"""Batching across requests: those that wait for one model are computed together, within a token budget.
+"""Batching across requests: waiting requests for one model are computed together, within a token budget.
 
-All state lives on the event loop, so that no lock is needed; only the model itself runs in a thread. No timer
+All state is on the event loop, so that locks are not needed; only the model itself runs in a thread. No timer
 collects a batch: requests gather while the model computes, and a request that finds the model idle is
 computed at once. So batches grow with the load, and a single request does not wait.
 
@@ -34,9 +34,9 @@ SPEED_DECAY = 0.8
 MIN_MEASURES = 8
 """Parts to measure before a request is rejected because of their speed: the first parts are slow."""
 SPEED_SECONDS = 60.0
-"""Seconds for which the speed of parts is valid: what was slow a while ago may be fast now."""
+"""Seconds that a measured speed is valid: a model that was slow a while ago may be fast now."""
 LATEST_FRACTION = 0.9
-"""Fraction of a request's time in which a long request must be computed; the rest is for its response."""
+"""Fraction of a request's time for computing a long request; the rest is for its response."""
 PART_SECONDS = 0.05
 """Seconds of one part of a long request: the longest delay that it causes for other requests."""
 MIN_PART_TOKENS = 512
@@ -170,9 +170,7 @@ class BatchQueue:
         seconds = LATEST_FRACTION * self._limits.request_seconds - (0.0 if since is None else now - since)
         in_time = max(0.0, self._part_speed * seconds)
         if wanted > in_time:
-            message = (
-                f"{wanted} tokens are left of the request; this server computes {in_time:.0f} in its time"
-            )
+            message = f"the request has {wanted} more tokens; this server computes {in_time:.0f} in its time"
             raise ApiError(413, f"{message}; send fewer texts at once")
         # Requests take turns: each other one computes at most `wanted` tokens before this one ends.
         others = sum(min(each, wanted) for of, each in self._not_begun.items() if of is not request)
@@ -277,7 +275,7 @@ class BatchQueue:
 
     def _next_batch(self) -> list[WorkItem]:
         """Take the next work item from the queue, with all others of its key that fit into the batch."""
-        if not self._waiting:  # an empty queue: there is no connection to be fair to
+        if not self._waiting:  # an empty queue: it does not need to be fair
             self._ends.clear()
             self._served = 0.0
             return []
@@ -337,7 +335,7 @@ class BatchQueue:
             ]
         if len(batch) == 1:
             return [failure]
-        # A failure does not say which request caused it. Compute each alone, so that the others succeed.
+        # A failure does not show which request caused it. Compute each alone, so that the others succeed.
         return [outcome for item in batch for outcome in await self._outcomes([item])]
 
     def _computed(self, batch: Sequence[WorkItem]) -> list[Outcome]:
@@ -378,7 +376,7 @@ class BatchQueue:
 def check_size(tokens: int, limits: Limits) -> None:
     """Reject a request with more tokens than may ever wait."""
     if tokens > limits.queue_tokens:
-        raise ApiError(413, f"the request has {tokens} tokens; this server takes {limits.queue_tokens}")
+        raise ApiError(413, f"the request has {tokens} tokens; this server accepts {limits.queue_tokens}")
 
 
 def _tokens(item: WorkItem) -> int:

@@ -54,7 +54,7 @@ class Kind(IntEnum):
     PREDICT = 3  # a request, or a part of one, for a model
     IN_TIME = 4  # check that the rest of a long request can be computed in time
     CANCEL = 5  # the client no longer waits for this request
-    METRICS = 6  # asks for the sum of all metrics; contains those of the sender
+    METRICS = 6  # asks for the sum of all metrics; contains the sender's
     SAMPLES = 7  # asks an HTTP process for its metrics, or contains them
     RESULTS = 8  # the reply to a request
     ERROR = 9  # the error of a request

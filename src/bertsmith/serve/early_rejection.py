@@ -50,5 +50,5 @@ def prepared_rejection(retry_seconds: int, id_length: int) -> tuple[bytes, bytes
 
 
 def header_lines(headers: middleware.RawHeaders) -> bytes:
-    """Return headers in the form in which they are sent."""
+    """Return headers as they are sent."""
     return b"".join(b"%b: %b\r\n" % each for each in headers)

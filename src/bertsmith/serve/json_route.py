@@ -1,8 +1,8 @@
-"""Routes that take one JSON object and return one: checks of the body, and messages about an invalid one.
+"""Routes that exchange one JSON object for another: checks of the body, and messages about an invalid one.
 
 A body is parsed once, and pydantic checks its content. If that fails, the content is compared with the schema
-of the OpenAPI document. The message says in one line what is expected where, and what was sent instead. A
-sent value is named by its type, never quoted. pydantic's own errors name each option of a union.
+of the OpenAPI document. The message names in one line the place, the expected value and the sent one. A sent
+value is named by its type, never quoted. pydantic's own errors name each option of a union.
 
 Every step is linear in the size of the body. A call into C blocks all other threads, even the event loop's.
 So values are counted before they are parsed, and a large reply is written in pieces.
@@ -83,7 +83,7 @@ def json_handler(route: APIRoute, thread: Executor) -> ASGIApp:
     """Return a route as an ASGI application, by the annotations of its function."""
     endpoint = route.endpoint
     types = {name: kind for name, kind in get_type_hints(endpoint).items() if name != "return"}
-    assert len(types) == 1, f"{route.path}: {endpoint.__name__}() takes {[*types]}, not the body alone"
+    assert len(types) == 1, f"{route.path}: {endpoint.__name__}() must take only the body, not {[*types]}"
     (request_type,) = types.values()
     write = partial(
         to_json,
@@ -160,7 +160,7 @@ def check_items(body: bytes) -> None:
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     has_few_strings = plain.count(b'"') <= 2 * (MAX_ITEMS + MAX_FIELDS)
     if not (has_few_strings and _has_few_items(b"".join(plain.split(b'"')[::2]))):
-        what = f"the body holds more than {MAX_ITEMS} values or {MAX_FIELDS} fields"
+        what = f"the body contains more than {MAX_ITEMS} values or {MAX_FIELDS} fields"
         raise ApiError(413, f"{what}; send fewer texts at a time")
 
 
@@ -206,7 +206,7 @@ def _item_pieces(items: Sequence[Any], write: Callable[..., bytes]) -> Iterator[
 
 
 def is_large(value: Any) -> bool:
-    """Return True if a result has more values than a piece; count no further than that."""
+    """True if a result has more values than a piece; counting stops there."""
     waiting, room = [value], PIECE_VALUES
     while waiting and room >= 0:
         each = _opened(waiting.pop())
@@ -256,7 +256,7 @@ def error_in(schema: Schema, body: Any) -> str | None:
     if schema.get("additionalProperties") is False and (
         extra := [name for name in body if name not in fields]
     ):
-        return f"{extra[0][:MAX_NAME]}: there is no such field; there are {_join(fields, 'and')}"
+        return f"{extra[0][:MAX_NAME]}: unknown field; the fields are {_join(fields, 'and')}"
     for name in required:
         if name not in body:
             return f"{name}: is missing; expected {expected(fields[name])}"
@@ -267,7 +267,7 @@ def error_in(schema: Schema, body: Any) -> str | None:
 def validator_message(error: ValidationError) -> str:
     """Return only the location of an error beyond the schema: pydantic's own text is for programmers."""
     first = error.errors(include_url=False, include_input=False)[0]
-    return f"{format_location(first['loc'][:1])}: is nothing that can be read here"
+    return f"{format_location(first['loc'][:1])}: is not valid"
 
 
 def mismatch(schema: Schema, value: Any, location: Location) -> Mismatch | None:
@@ -283,7 +283,7 @@ def mismatch(schema: Schema, value: Any, location: Location) -> Mismatch | None:
 
 
 def _mismatch_of_all(schema: Schema, value: Any, location: Location) -> Mismatch | None:
-    """Return the mismatch of the likeliest option: the one that matches furthest, or is nearest in type."""
+    """Return the mismatch of the likeliest option: the one that matches furthest, or has the nearest type."""
     furthest: Mismatch | None = None
     for option in schema["anyOf"]:
         found = mismatch(option, value, location)
@@ -300,7 +300,7 @@ def _nearness(found: Mismatch) -> tuple[tuple[int, ...], bool]:
 
 
 def _fits(schema: Schema, value: Any) -> bool:
-    """Return True if a scalar matches the schema; `True` is not a whole number here."""
+    """True if a scalar matches the schema; `True` is not a whole number here."""
     match schema.get("type"):
         case "string":
             return isinstance(value, str) and value in schema.get("enum", (value,))

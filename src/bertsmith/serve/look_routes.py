@@ -41,12 +41,12 @@ MAX_JOINT_CHARACTERS = 2**16
 MAX_GUESSES_TOKENS = 128
 """Maximum tokens for guesses: every layer scores the whole vocabulary for every mask."""
 MAX_WORDS = 120
-"""Maximum words of a text, which is computed once without each of them."""
+"""Maximum words of a text: it is computed once without each of them."""
 MAX_WORDS_CHARACTERS = 4000
 DIGITS = 4
 MAP_DIGITS = 2
 CANDIDATES = 20
-"""Number of best answers in which to look up the probability of the original one."""
+"""Number of best answers to search for the probability of the original one."""
 
 
 def look_routes(service: Service) -> APIRouter:
@@ -191,9 +191,9 @@ def _add_layer_routes(router: APIRouter, service: Service) -> None:
 def check_word(word: str) -> None:
     """Reject an empty or overlong word."""
     if len(word) > MAX_WORD:
-        raise ApiError(422, f"word: has {len(word)} characters; at most {MAX_WORD} are looked for")
+        raise ApiError(422, f"word: has {len(word)} characters; at most {MAX_WORD} are supported")
     if not word.strip():
-        raise ApiError(422, "word: is empty; give the word whose senses are wanted")
+        raise ApiError(422, "word: is empty; give the word to compare")
 
 
 def _one_text(
@@ -206,7 +206,7 @@ def _one_text(
 
 def _joint(key: BatchKey, texts: list[str], model: str | None, field: str) -> PredictionRequest:
     if (characters := sum(map(len, texts))) > MAX_JOINT_CHARACTERS:
-        message = f"{characters} characters are too many for this view, which takes {MAX_JOINT_CHARACTERS}"
+        message = f"{characters} characters are too many for this view; it supports {MAX_JOINT_CHARACTERS}"
         raise ApiError(422, message)
     return PredictionRequest(key, texts, model, max_tokens=MAX_JOINT_TOKENS, fields=list_field(field))
 
@@ -231,7 +231,7 @@ def _check_words_text(request: views.WordsRequest, limits: Limits) -> None:
     """Reject a text or pair that is too long or empty."""
     characters = len(request.first) + len(request.second or "")
     if characters > MAX_WORDS_CHARACTERS:
-        message = f"{characters} characters are too many for this view, which takes {MAX_WORDS_CHARACTERS}"
+        message = f"{characters} characters are too many for this view; it supports {MAX_WORDS_CHARACTERS}"
         raise ApiError(422, message)
     check_texts([_text_of(request)], _as_sent(request), limits)
 
@@ -243,7 +243,7 @@ def _words_left_out(
     (tokenized,) = reader.tokenize([_text_of(request)])
     read = TextWords.of(tokenized)
     if len(read.words) > MAX_WORDS:
-        raise ApiError(422, f"{len(read.words)} words are too many for this view, which takes {MAX_WORDS}")
+        raise ApiError(422, f"{len(read.words)} words are too many for this view; it supports {MAX_WORDS}")
     check_size(len(tokenized) * len(read.words), limits)
     return read, list(read.each_left_out())
 

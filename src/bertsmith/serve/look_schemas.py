@@ -126,7 +126,7 @@ class HeadStepsRequest(IntrospectionRequest):
 
 
 class HeadStepsResponse(ApiResponse):
-    """Query, scores and weights of a token; keys and values of those that it reads most; the output."""
+    """Query, scores and weights of a token; keys and values of the tokens that it reads most; the output."""
 
     query: list[float]
     scores: list[float]

@@ -232,7 +232,7 @@ class Draining:
 
 
 class LoadShedding:
-    """Rejects prediction requests while there is no room for them, before it reads key and body.
+    """Rejects prediction requests while all models are full, before it reads key and body.
 
     Requests that arrive here during overload came in a burst, parsed before its first request is counted, or
     behind another request of their connection.
@@ -248,7 +248,7 @@ class LoadShedding:
         await self._app(scope, receive, send)
 
     def rejects(self, method: str) -> bool:
-        """Return True if there is no room for a request; while draining, False: `Draining` rejects it."""
+        """True if the server is too full for a request; while draining, False: `Draining` rejects it."""
         return method == "POST" and not self._status.is_draining and self.is_overloaded
 
     @property
@@ -287,7 +287,7 @@ class BodyLimit:
         self._app, self._models, self._limits = app, models, limits
         self._max_held = max(limits.held_bytes, limits.body_bytes)
         self.held_bytes = 0
-        """Bytes of the bodies of all unanswered requests, including those that are still arriving."""
+        """Bytes of the bodies of all unanswered requests, including bodies that are still arriving."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on with its body in one message; after it, `receive` waits for a disconnect."""
@@ -338,7 +338,7 @@ class BodyLimit:
         parts.clear()
 
     def _too_large(self) -> ApiError:
-        message = f"the body is too large; this server takes {self._limits.body_bytes} bytes"
+        message = f"the body is too large; this server accepts {self._limits.body_bytes} bytes"
         return ApiError(413, message, headers=CLOSE)
 
 
@@ -424,7 +424,7 @@ def host_name(host: str) -> str:
 
 
 def is_address(name: str) -> bool:
-    """Return True if a host is named by its address, which no other site can point at this machine."""
+    """True if a host is named by its address, which other sites cannot point at this machine."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -444,7 +444,7 @@ def new_request_id() -> str:
 
 
 def with_common_headers(headers: RawHeaders, request_id: str) -> RawHeaders:
-    """Return the headers of a response with those that every response has."""
+    """Add the headers that every response has."""
     common = [*headers, (b"x-request-id", request_id.encode()), (b"x-content-type-options", b"nosniff")]
     is_kept = any(name == b"cache-control" for name, _ in headers)
     return common if is_kept else [*common, (b"cache-control", b"no-store")]
@@ -486,5 +486,5 @@ async def wait_for_disconnect(receive: Receive) -> None:
 
 
 def _is_hopeless(announced: int, headers: Mapping[str, str], limits: Limits) -> bool:
-    """Return True if a body is too long, and either not sent yet (Expect) or far too long to read."""
+    """True if a body is too long, and either not sent yet (Expect) or far too long to read."""
     return announced > limits.body_bytes and ("expect" in headers or announced > MAX_DISCARDED)

@@ -21,7 +21,7 @@ from bertsmith.serve.server_config import ServerConfig
 from bertsmith.serve.shared_load import SharedLoad
 
 SAMPLES_SECONDS = 1.0
-"""Seconds for an HTTP process to send its metrics; after that, those that it sent last count."""
+"""Seconds for an HTTP process to send its metrics; after that, its last ones count."""
 
 Answer = Callable[..., Awaitable[Any]]
 """Function called in the cancellable task: a request cancelled before it began leaves nothing behind."""
@@ -79,7 +79,7 @@ class ModelProcess:
     # ---- connected HTTP processes, and the load that they see
 
     def add(self, channel: "HttpChannel") -> None:
-        """Add an HTTP process to those that report metrics."""
+        """Add an HTTP process to the processes that report metrics."""
         self._channels.add(channel)
 
     def remove(self, channel: "HttpChannel") -> None:
@@ -114,7 +114,7 @@ class HttpChannel(frames.Channel):
         self.is_ready = False
         """True once it accepts requests."""
         self.is_silent = False
-        """True if no data has come from it since this was last set."""
+        """True if the process has sent nothing since this was last set."""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the process has ended."""
         self.samples: Samples = {}

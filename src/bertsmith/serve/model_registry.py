@@ -113,10 +113,10 @@ class OpenedModels:
         self._config = config
         folders = [model_folder(folder) for folder in config.models.values()]
         if config.base is not None and not any(map(is_adapter, folders)):
-            raise UserError("no model is an adapter", where="--base", remedy="leave it out")
+            raise UserError("none of the models is an adapter", where="--base", remedy="remove it")
         adapters = Counter(self._base_of(folder) for folder in folders if is_adapter(folder))
         standing = Counter(folder.resolve() for folder in folders if not is_adapter(folder))
-        # A base with a single adapter is merged with it, which computes faster; 8-bit weights take no
+        # A base with a single adapter is merged with it, which computes faster; 8-bit weights do not support
         # adapters.
         several = {base for base, count in adapters.items() if count + standing[base] > 1}
         self._shared = several if config.precision != "int8" else set[Path]()
@@ -191,9 +191,7 @@ class LocalModel:
                     self._bert = self._opened.open(self._folder)
                 except UserError as error:
                     log.error("%s cannot be loaded: %s", self.name, error.line())
-                    raise ApiError(
-                        503, f"the model {self.name} cannot be loaded; its log says why"
-                    ) from error
+                    raise ApiError(503, f"the model {self.name} cannot be loaded; see its log") from error
             return self._bert
 
     def release(self) -> None:
@@ -241,7 +239,7 @@ class ModelRegistry:
         if name is None:
             found = [model for model in self if set(abilities) & set(model.info.abilities)]
             if not found:
-                raise ApiError(422, f"no model here can {wanted}; one is added with --model NAME=FOLDER")
+                raise ApiError(422, f"no model of this server can {wanted}; add one with --model NAME=FOLDER")
             return found[0]
         model = self.get(name)
         if not set(abilities) & set(model.info.abilities):
@@ -252,7 +250,7 @@ class ModelRegistry:
     def get(self, name: str) -> ServedModel:
         """Return the model of this name."""
         if name not in self._models:
-            message = f"there is no model {name[:MAX_NAME]!r} here; GET /models lists those there are"
+            message = f"this server does not have a model {name[:MAX_NAME]!r}; GET /models lists its models"
             raise ApiError(404, message, error_type="model_not_found")
         return self._models[name]
 
@@ -297,7 +295,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
 
 
 def _labels_of(bert: Bert) -> tuple[str, ...]:
-    """Return the classes or tags of a model, or () if it has no head for them."""
+    """Return the classes or tags of a model, or () if it lacks a head for them."""
     if bert.finetuned is not None:
         return bert.finetuned.config.labels
     labelling = {kind.ability for kind in KINDS.values() if kind.min_labels}

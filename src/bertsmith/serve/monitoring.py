@@ -1,6 +1,6 @@
-"""The access log (JSON lines on standard error) and the Prometheus metrics: neither quotes a request.
+"""The access log (JSON lines on standard error) and the Prometheus metrics; neither contains sent texts.
 
-Labels of metrics come from fixed sets, never from a request: each new value would stay in memory.
+Labels of metrics are from fixed sets, never from a request: each new value would stay in memory.
 """
 
 import asyncio
@@ -145,7 +145,7 @@ class Metrics:
         self._batch_tokens = self._sizes("batch_tokens", "Tokens in a batch", TOKENS)
         self._waiting = self._gauge("waiting_requests", "Requests in the queue", ["model"])
         self._waiting_tokens = self._gauge("waiting_tokens", "Tokens in the queue", ["model"])
-        self._loaded = self._gauge("model_loaded", "Whether the weights are in memory", ["model"])
+        self._loaded = self._gauge("model_loaded", "1 if the weights are in memory", ["model"])
         self._open = self._gauge(OPEN_REQUESTS, "Requests between first byte and last", [])
         self._ended: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
@@ -202,7 +202,7 @@ class Metrics:
         }
 
     def text(self, others: Sequence[Samples] = ()) -> bytes:
-        """Return all metrics in Prometheus' text format, including those of other processes."""
+        """Return all metrics in Prometheus' text format, including the metrics of other processes."""
         return generate_latest(Summed(self._registry, add_up([self.samples(), *others])))
 
 

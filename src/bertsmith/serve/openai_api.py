@@ -40,7 +40,7 @@ class EmbeddingsRequest(CompatibleRequest):
     """OpenAI: texts, or token ids of the served model's own vocabulary."""
 
     input: str | Texts | TokenIds | TokenIdLists = Field(
-        description="Token ids are taken as they are, between the model's special tokens."
+        description="Token ids are used unchanged, between the model's special tokens."
     )
     model: str | None = None
     encoding_format: Literal["float", "base64"] = "float"

@@ -49,7 +49,7 @@ class Operation:
         return finished(found) if self.in_steps else found
 
     def takes_long_texts(self, *, is_finetuned: bool) -> bool:
-        """Return True if a text may be longer than what the model reads at once."""
+        """True if a text may be longer than the model's limit."""
         return self.windowed or (self.obeys_folder and is_finetuned)
 
 

@@ -53,7 +53,7 @@ def playground_routes(folder: Path = PAGE) -> APIRouter:
 
 def _response(files: dict[str, bytes], name: str, request: Request) -> Response:
     if name not in files:
-        raise ApiError(404, "there is no such file of the page")
+        raise ApiError(404, "the page does not have this file")
     tag = f'"{hashlib.sha256(files[name]).hexdigest()[:32]}"'
     headers = {
         "ETag": tag,

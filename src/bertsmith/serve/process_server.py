@@ -4,8 +4,8 @@ Each HTTP process listens on its own socket on the same port (SO_REUSEPORT), and
 connections evenly. The model process keeps all of these sockets: if an HTTP process dies, connections wait in
 its backlog for the process that replaces it.
 
-They come from multiprocessing's fork server, a process that has imported everything and holds nothing: they
-start in a moment, share its memory, and inherit no thread and no GPU of the model process.
+HTTP processes are started by multiprocessing's fork server, a process that has imported everything and has no
+other state: they start in a moment, share its memory, and inherit no thread and no GPU of the model process.
 """
 
 import asyncio
@@ -33,9 +33,12 @@ from bertsmith.serve.server_config import ServerConfig, share_of
 
 MAX_DEFAULT_PROCESSES = 8
 SWITCH_SECONDS = 0.00005
-"""Seconds for which the thread that receives requests may keep the GIL. The model's thread releases it at
-each of its hundred kernels and needs it back. With a busy thread, 120 small kernels took 6 and 8 ms with 0.5
-ms here, and 1.0 and 1.4 ms with this value. CPU time per request is the same."""
+"""Seconds that the thread that receives requests may keep the GIL.
+
+The model's thread releases it at each of its hundred kernels and needs it back. With a busy thread, 120 small
+kernels took 6 and 8 ms with 0.5 ms here, and 1.0 and 1.4 ms with this value. CPU time per request is the
+same.
+"""
 JOIN_SECONDS = 5.0
 """Seconds to wait for a process to end after its channel has ended."""
 RESTART_SECONDS = 1.0
@@ -65,7 +68,7 @@ class ProcessServer:
         try:
             forkserver.ensure_running()  # it imports while the models are loaded
         except OSError as error:
-            remedy = "let /tmp be written to, or give --http-processes 1"
+            remedy = "make /tmp writable, or give --http-processes 1"
             raise UserError(f"cannot start HTTP processes ({error.strerror})", remedy=remedy) from error
         self._listening = list(listening)
         self._config = replace(config, limits=share_of(config.limits, len(listening)))
@@ -100,8 +103,8 @@ class ProcessServer:
             if self._is_draining:
                 return
             if not has_served:
-                what = f"an HTTP process ended before it took requests ({reason})"
-                raise UserError(what, remedy="its messages say why; --http-processes 1 does without")
+                what = f"an HTTP process ended before it accepted requests ({reason})"
+                raise UserError(what, remedy="see its messages, or use --http-processes 1")
             fields = {"process": number, "reason": reason}
             log.error("an HTTP process has ended; another is started", extra={"fields": fields})
             if not was_ready:  # the others continue meanwhile
@@ -111,7 +114,7 @@ class ProcessServer:
         """Run an HTTP process until it ends; return whether it accepted requests, and why it ended."""
         try:
             channel, process = await self._start(number)
-        except (OSError, EOFError) as error:  # no memory or descriptors, or no fork server any more
+        except (OSError, EOFError) as error:  # out of memory or descriptors, or the fork server has ended
             return False, os.strerror(error.errno) if isinstance(
                 error, OSError
             ) and error.errno else "no process"

@@ -38,7 +38,7 @@ def prediction_routes(service: Service) -> APIRouter:
 
     @router.post("/next")
     async def next_sentence(request: schemas.NextRequest) -> schemas.NextResponse:
-        """Predict whether the second text follows the first."""
+        """Predict if the second text follows the first."""
         pairs, fields = [(request.first, request.second)], pair_of_fields("first", "second")
         found = await service.predict(
             PredictionRequest(BatchKey("next"), pairs, request.model, fields=fields)
@@ -124,7 +124,7 @@ def embedding_request(
     sentence = model.info.sentence
     if prompt_name is not None and prompt_name not in sentence.prompts:
         known = f"it has {', '.join(sentence.prompts) or 'none'}"
-        raise ApiError(422, f"prompt_name: the model {model.name} has no such prompt; {known}")
+        raise ApiError(422, f"prompt_name: the model {model.name} does not have this prompt; {known}")
     prompt = None if prompt_name is None else sentence.prompts[prompt_name]
     if sentence.prepares(prompt):
         texts = [sentence.prepared(text, prompt) if isinstance(text, str) else text for text in texts]
@@ -133,7 +133,7 @@ def embedding_request(
 
 def _text_classifier(service: Service, text: str | tuple[str, str], name: str | None) -> ServedModel:
     """Return the model of this name, or by default the first one, that classifies or scores such texts."""
-    named = service.models.with_ability(name, "classify", "score")  # raises if there is none
+    named = service.models.with_ability(name, "classify", "score")  # raises if none does
     if name is not None:
         return named
     is_single = isinstance(text, str)
@@ -143,7 +143,7 @@ def _text_classifier(service: Service, text: str | tuple[str, str], name: str | 
             return model
     wanted, task = ("single texts", "sst2") if is_single else ("pairs of texts", "mrpc")
     remedy = f"bertsmith finetune {task} makes one, and --model FOLDER adds it"
-    raise ApiError(422, f"no model here classifies {wanted}; {remedy}")
+    raise ApiError(422, f"no model of this server classifies {wanted}; {remedy}")
 
 
 def check_forms(texts: Sequence[str | tuple[str, str]], model: ServedModel, fields: FieldNames) -> None:
@@ -155,7 +155,7 @@ def check_forms(texts: Sequence[str | tuple[str, str]], model: ServedModel, fiel
             takes = "single texts; send one string"
         else:
             continue
-        raise ApiError(422, f"{fields(index)[0]}: the model {model.name} takes {takes}")
+        raise ApiError(422, f"{fields(index)[0]}: the model {model.name} supports only {takes}")
 
 
 def context_and_options(index: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ class ApiRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str | None = Field(None, description="Name of a model; without it the first that can do it.")
+    model: str | None = Field(None, description="Name of a model; by default the first with this ability.")
 
 
 class ApiResponse(BaseModel):
@@ -63,7 +63,7 @@ class FillResponse(ApiResponse):
 
 
 class NextRequest(ApiRequest):
-    """Two texts, to predict whether the second follows the first."""
+    """Two texts, to predict if the second follows the first."""
 
     first: str
     second: str
@@ -209,12 +209,12 @@ class ModelDescription(BaseModel):
     name: str
     abilities: list[str]
     labels: list[str]
-    mask: str | None = Field(description="Text of a mask; null if the model has none.")
-    pairs: bool = Field(description="True if it takes pairs of texts.")
-    single: bool = Field(description="True if it takes single texts.")
+    mask: str | None = Field(description="Text of a mask; null if the model does not have one.")
+    pairs: bool = Field(description="True if it accepts pairs of texts.")
+    single: bool = Field(description="True if it accepts single texts.")
     loaded: bool
     layers: int
-    heads: int | None = Field(description="Attention heads a layer; null where the model has none.")
+    heads: int | None = Field(description="Attention heads per layer; null if the model does not have them.")
     width: int
     longest: int
 

@@ -35,18 +35,20 @@ MAX_HEAD_BYTES = 2**16
 MAX_PIPELINED = 64
 """Maximum requests that wait behind another one of their connection; eight thousand fit into one read."""
 LINGER_SECONDS = 1.0
-"""Seconds for which the port stays open after SIGTERM: new requests get a 503, not a closed connection."""
+"""Seconds that the port stays open after SIGTERM: new requests get a 503, not a closed connection."""
 KEEP_ALIVE_SECONDS = 75
 """Seconds until an idle connection is closed; more than the minute after which most proxies close theirs."""
 POLL_SECONDS = 0.05
 SWITCH_SECONDS = 0.0005
-"""Seconds for which a tokenizing thread may keep the GIL from the event loop. Python's 5 ms, at each of the
-dozen steps of a request, would add up to a tenth of a second."""
+"""Seconds that a tokenizing thread may keep the GIL from the event loop.
+
+Python's 5 ms, at each of the dozen steps of a request, would add up to a tenth of a second.
+"""
 RESERVED_FILES = 64
 """Descriptors for everything but connections: the port, the log, weights that are being read."""
 BACKLOG = 2048
 NO_REQUEST_ID = ""
-"""Log id of a request that has not got an id yet."""
+"""Log id of a request that does not have an id yet."""
 
 
 # ---- the protocol
@@ -84,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Wait for the first request; if there are too many connections, close the longest idle one."""
         super().connection_made(transport)
         if len(self.connections) > self.max_connections:
-            # Otherwise no descriptor would be left for new connections. Drop the one that has been idle for
+            # Otherwise new connections would not get a descriptor. Drop the one that has been idle for
             # longest; if all are busy, drop the new one, and its client has to try again.
             oldest = next(iter(self.idle), self)
             self.idle.pop(oldest, None)
@@ -108,7 +110,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_receiving = True
 
     def on_headers_complete(self) -> None:
-        """Answer a request, or queue it behind the one that is being answered: its head is complete."""
+        """Answer a request, or queue it behind the current one: its head is complete."""
         self._take_host_of_target()
         super().on_headers_complete()
         self._bytes_without_body = 0
@@ -165,7 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel everything that still waits for the client."""
-        # uvicorn notifies only the newest request, not the one that is being answered before it.
+        # uvicorn notifies only the newest request, not the current one before it.
         if self._running is not None and not self._running.response_complete:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -249,7 +251,7 @@ def raise_open_file_limit(wanted: int) -> None:
 
 def listen_together(host: str, port: int, count: int) -> list[socket.socket]:
     """Return sockets that listen on one port, between which the kernel spreads connections."""
-    with listen(host, port) as alone:  # if another program has the port, the others would just share it
+    with listen(host, port) as alone:  # if another program has the port, the sockets would just share it
         port = alone.getsockname()[1]
     return [listen(host, port, socket.SO_REUSEPORT) for _ in range(count)]
 
@@ -266,7 +268,7 @@ def listen(host: str, port: int, *options: int) -> socket.socket:
         listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
-        remedy = "choose another with --host and --port, or stop what is there"
+        remedy = "choose another with --host and --port, or stop the program that uses it"
         what = f"cannot listen ({error.strerror or error})"
         raise UserError(what, where=f"{host}:{port}", remedy=remedy) from error
     return listening

@@ -72,9 +72,9 @@ def usable_key(given: str) -> str:
     key = given.strip(string.whitespace)
     where = "--api-key or BERTSMITH_API_KEY"
     if not key.strip():
-        raise UserError("the key is blank", where=where, remedy="give a key, or unset it to serve anyone")
+        raise UserError("the key is blank", where=where, remedy="give a key, or unset it to serve everyone")
     if UNSENDABLE.search(key):
-        what = "no HTTP header can carry this key"
+        what = "an HTTP header cannot contain this key"
         raise UserError(what, where=where, remedy="remove its line breaks and other control characters")
     return key
 
@@ -83,8 +83,8 @@ def allowed_hosts(bound: str, named: Sequence[str]) -> tuple[str, ...]:
     """Return the valid names in the Host header of a server that is bound to this address; () for any."""
     for name in named:
         if name != ANY_HOST and not HOST.fullmatch(name):
-            remedy = "write the name alone, such as bert.example.org; * stands for any"
-            raise UserError("is no name of a host", where=f"--allow-host {name}", remedy=remedy)
+            remedy = "write only the name, for example bert.example.org; * means any"
+            raise UserError("is not a host name", where=f"--allow-host {name}", remedy=remedy)
     if ANY_HOST in named:
         return ()
     own = socket.gethostname() if bound in EVERY_ADDRESS else bound
@@ -96,7 +96,7 @@ class ServerConfig:
     """Models to serve, their users and limits."""
 
     models: dict[str, Path]
-    """Folders by name; a request without a model goes to the first one with the required ability."""
+    """Folders by name; a request without a model uses the first one with the required ability."""
     device: str = "auto"
     precision: "Precision" = "auto"
     base: Path | None = None
@@ -113,15 +113,15 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise UserError("there is no model to serve", remedy="give --model FOLDER")
+            raise UserError("there are no models to serve", remedy="give --model FOLDER")
         for origin in self.allow_origins:
             self._check_origin(origin)
 
     def _check_origin(self, origin: str) -> None:
         where = f"--allow-origin {origin}"
         if not ORIGIN.fullmatch(origin):
-            remedy = "write scheme and host in small letters and nothing behind: https://site.example"
-            raise UserError("no browser names a site like this", where=where, remedy=remedy)
+            remedy = "write only scheme and host, in lower case: https://site.example"
+            raise UserError("is not an origin as browsers send it", where=where, remedy=remedy)
         if origin in FOR_ALL and not self.api_key:
-            what = "every web site could ask this server through its visitors' browsers"
+            what = "every web site could use this server through its visitors' browsers"
             raise UserError(what, where=where, remedy="name the sites, or set an API key")

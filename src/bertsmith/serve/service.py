@@ -19,7 +19,7 @@ from bertsmith.serve.operations import OPERATIONS
 from bertsmith.serve.server_config import Limits
 
 LONG_CHARACTERS = 1000
-"""Characters from which a request is tokenized in a thread: with some vocabularies each is 17 tokens."""
+"""Minimum characters of a request that is tokenized in a thread: with some vocabularies each is 17 tokens."""
 CHUNK_CHARACTERS = 2**14
 """Characters to tokenize in one call; between two chunks a request can be rejected or cancelled."""
 MIN_CHUNK_PAIRS = 8
@@ -123,10 +123,10 @@ class Service:
     async def _read(
         self, request: PredictionRequest, model: ServedModel
     ) -> AsyncIterator[list[TokenizedText]]:
-        """Yield the texts with their tokens, as the model takes them, in chunks.
+        """Yield the texts with their tokens, as the model reads them, in chunks.
 
-        A chunk is tokenized after those before it are answered: tokens take a hundred times the memory of
-        their text, and a request that is cancelled or too large is read no further.
+        A chunk is tokenized after the chunks before it are answered: tokens need a hundred times the memory
+        of their text, and a request that is cancelled or too large is not read further.
         """
         reader, operation = await model.reader(), OPERATIONS[request.key.operation]
         shared, texts = 0, request.texts
@@ -161,7 +161,7 @@ class Service:
     def _weigh(self, request: PredictionRequest, *, tokens: int, fraction: float) -> int:
         """Return the estimated number of tokens still to read; reject a request that is too large."""
         if request.max_tokens is not None and tokens > request.max_tokens:
-            message = f"{tokens} tokens are too many for this view, which takes {request.max_tokens}"
+            message = f"{tokens} tokens are too many for this view; it supports {request.max_tokens}"
             raise ApiError(422, message)
         rest = int(CAUTION * tokens * (1 - fraction) / fraction)
         check_size(tokens + rest, self.limits)
@@ -225,12 +225,12 @@ def check_texts(texts: Sequence[TextInput], fields: FieldNames, limits: Limits) 
 
 def _check_text(text: str, name: str, limits: Limits) -> None:
     if len(text) > limits.characters:
-        message = f"{name}: has {len(text)} characters; this server takes {limits.characters}"
+        message = f"{name}: has {len(text)} characters; this server accepts {limits.characters}"
         raise ApiError(413, message)
     if not text.strip():
-        raise ApiError(422, f"{name}: is empty; give it some words")
+        raise ApiError(422, f"{name}: is empty; write some words")
     if lone_surrogate(text):
-        raise ApiError(422, f"{name}: holds half a character (a lone surrogate); send whole ones")
+        raise ApiError(422, f"{name}: contains half a character (a lone surrogate); send whole ones")
 
 
 def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames, *, first: int = 0) -> None:
@@ -238,7 +238,9 @@ def check_lengths(lengths: Sequence[int], model: ServedModel, fields: FieldNames
     max_tokens = model.info.max_tokens
     for index, length in enumerate(lengths, start=first):
         if length > max_tokens:
-            message = f"{fields(index)[0]}: has {length} tokens but the model {model.name} takes {max_tokens}"
+            message = (
+                f"{fields(index)[0]}: has {length} tokens, but the model {model.name} takes {max_tokens}"
+            )
             raise ApiError(422, f"{message}; shorten or split it, or start the server with --truncate")
 
 

@@ -45,7 +45,7 @@ class SharedLoad:
     # ---- read by HTTP processes
 
     def free(self, model: int) -> float:
-        """Return the number of further requests for which a model has room."""
+        """Return the number of further requests that fit into a model's queue."""
         counts = self._numbers[self._processes :]
         on_their_way = sum(counts[SENT::PER_PROCESS]) - sum(counts[TAKEN::PER_PROCESS])
         return float(self._numbers[PER_MODEL * model + FREE] - on_their_way)
@@ -55,5 +55,5 @@ class SharedLoad:
         return int(self._numbers[PER_MODEL * model + RETRY_SECONDS])
 
     def is_loaded(self, model: int) -> bool:
-        """Return True if the weights of a model are in memory."""
+        """True if the weights of a model are in memory."""
         return bool(self._numbers[PER_MODEL * model + LOADED])

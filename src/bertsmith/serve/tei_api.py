@@ -36,7 +36,7 @@ class EmbedRequest(TeiRequest):
 
     inputs: str | Texts
     normalize: bool = True
-    prompt_name: str | None = Field(None, description="One of the model's prompts; without it its usual one.")
+    prompt_name: str | None = Field(None, description="One of the model's prompts; by default its usual one.")
     dimensions: int | None = Field(None, ge=1)
 
 
@@ -150,7 +150,7 @@ def _class_scores(found: Classification | float, *, is_raw: bool) -> list[ClassS
 
 
 async def _rerank_scores(service: Service, request: RerankRequest) -> list[float]:
-    """Return scores by a model that scores pairs, if there is one; else cosines with the query."""
+    """Return scores by a model that scores pairs, if available; otherwise cosines with the query."""
     scorer, truncate = service.models.pair_scorer(request.model), bool(request.truncate)
     service.check_count(request.texts)
     texts = [request.query, *request.texts]

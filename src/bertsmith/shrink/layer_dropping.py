@@ -16,8 +16,8 @@ def without_layers(network: Network, dropped: Collection[int]) -> Network:
     config = network.config
     kept = _kept_layers(config, dropped)
     if network.encoder.shares_layers and with_heads(config).blocks == config.layers:
-        what = "layers that share a part of their weights cannot be told apart from those that do not"
-        raise UserError(what, key=KEY, remedy="take a model that shares all of its layers, or none")
+        what = "layers that share only a part of their weights cannot be removed"
+        raise UserError(what, key=KEY, remedy="use a model that shares all of its layers, or none")
     smaller = deepcopy(network)
     smaller.config = config.subset(kept, where=f"`{KEY}`")
     smaller.encoder.keep_layers(kept, smaller.config)
@@ -27,8 +27,8 @@ def without_layers(network: Network, dropped: Collection[int]) -> Network:
 def _kept_layers(config: EncoderConfig, dropped: Collection[int]) -> list[int]:
     if strange := [layer for layer in dropped if not 0 <= layer < config.layers]:
         remedy = f"name layers from 0 to {config.layers - 1}"
-        raise UserError(f"there is no layer {strange[0]}", key=KEY, remedy=remedy)
+        raise UserError(f"layer {strange[0]} does not exist", key=KEY, remedy=remedy)
     kept = [layer for layer in range(config.layers) if layer not in dropped]
     if not kept:
-        raise UserError("no layer would be left", key=KEY, remedy="keep at least one")
+        raise UserError("this would remove every layer", key=KEY, remedy="keep at least one")
     return kept

@@ -59,9 +59,9 @@ def _opened(model: Path, out: Path, base: Path | None) -> Bert:
     check_not_taken(out)
     bert = load(model, device="cpu", base=base)
     if is_quantised(bert.model.network):
-        remedy = "give the model that it was made from"
-        raise UserError("is quantised already", where=str(model), remedy=remedy)
-    need(bert.model.network.encoder.linears(), "linear layers whose weights can be rounded")
+        remedy = "use the model that it was made from"
+        raise UserError("is already quantised", where=str(model), remedy=remedy)
+    need(bert.model.network.encoder.linears(), "linear layers with weights to round")
     return bert
 
 

@@ -1,7 +1,7 @@
 """Conversion of a trained BERT to an ALBERT (Lan et al. 2019): shared layers, factorised word embeddings.
 
-The shared weights of a group of layers are the mean of their weights, or those of the first layer. The result
-is worse than the BERT until it is trained further; if nothing is shared or narrowed, it computes the same.
+The shared weights of a group of layers are the mean of their weights, or the first layer's. The result is
+worse than the BERT until it is trained further; if nothing is shared or narrowed, it computes the same.
 
 Shapes: V words, D width, E embedding width.
 """
@@ -44,7 +44,7 @@ def shared_model(bert: Bert, shape: SharedShape) -> Bert:
     config = _albert_config(network.config, shape)
     if is_quantised(network):
         remedy = "share the model that it was made from, and quantise again"
-        raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
+        raise UserError("the model is quantised, so its weights are fixed", remedy=remedy)
     model = replace(bert.model, network=shared_network(network, config, shape.take))
     return Bert(model, bert.tokenizer, device="cpu", finetuned=bert.finetuned)
 
@@ -72,14 +72,16 @@ def shared_network(
 def _albert_config(config: EncoderConfig, shape: SharedShape) -> AlbertConfig:
     if config.model_type != "bert" or config.own_keys():
         kind = "it is pruned" if config.model_type == "bert" else f"its type is {config.model_type}"
-        what = f"{kind}, and only a BERT whose layers are alike becomes an ALBERT"
+        what = f"{kind}, but only a BERT with layers of equal shape can become an ALBERT"
         raise UserError(what, key="model", remedy="pre-train an ALBERT (model.sharing) or distil one")
     for key, given, most in (
         ("groups", shape.groups, config.layers),
         ("embedding_width", shape.embedding_width or config.width, config.width),
     ):
         if not 1 <= given <= most:
-            raise UserError(f"{given} is none", key=key, remedy=f"give a number from 1 to {most}")
+            raise UserError(
+                f"{given} is not a possible value", key=key, remedy=f"give a number from 1 to {most}"
+            )
     own = {
         "model_type": "albert",
         "embedding_width": shape.embedding_width or config.width,

@@ -32,13 +32,13 @@ def blocks_to_prune(network: Network) -> list[Block]:
     """Return the blocks of a network; each has the weights of one layer, or of all that run it (ALBERT)."""
     if is_quantised(network):
         remedy = "prune the model that it was made from, and quantise again"
-        raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
+        raise UserError("the model is quantised, so its weights are fixed", remedy=remedy)
     encoder = network.encoder if isinstance(network.encoder, Transformer) else None
     blocks = need(encoder, "heads or neurons that can be pruned").own_blocks()
     for part in ("attention", "feed_forward"):
         if len({id(getattr(block, part)) for block in blocks}) < len(blocks):
-            what = "some layers share a part of their weights, and pruning it in one would change all"
-            raise UserError(what, remedy="prune a model whose layers share all of their weights, or none")
+            what = "some layers share a part of their weights, so pruning one layer would change others"
+            raise UserError(what, remedy="prune a model with layers that share all of their weights, or none")
     return blocks
 
 
@@ -81,7 +81,7 @@ def _slice_attention(block: Block, heads: Numbers) -> None:
     width = attention.output.in_features // attention.heads
     rows_HK = torch.arange(attention.output.in_features).view(attention.heads, width)
     mixed = rows_HK[list(heads)].flatten()
-    # Query, key and value are stacked below each other.
+    # Query, key and value are stacked.
     stacked = torch.cat([mixed + part * attention.output.in_features for part in range(3)])
     attention.project = _linear_of(attention.project, outputs=stacked)
     attention.output = _linear_of(attention.output, inputs=mixed)
@@ -91,7 +91,7 @@ def _slice_attention(block: Block, heads: Numbers) -> None:
 def _slice_feed_forward(block: Block, neurons: Numbers) -> None:
     feed_forward = block.feed_forward
     inner = torch.tensor(neurons)
-    # A gated layer has the gates' rows below those of the neurons.
+    # A gated layer has the gates' rows below the neurons' rows.
     gates = [inner + feed_forward.contract.in_features] if isinstance(feed_forward, GatedFeedForward) else []
     feed_forward.expand = _linear_of(feed_forward.expand, outputs=torch.cat([inner, *gates]))
     feed_forward.contract = _linear_of(feed_forward.contract, inputs=inner)

@@ -24,7 +24,7 @@ def _export(folder: Path, out: Path, base: Path | None) -> list[str]:
     bert = load(folder, device="cpu", base=base)
     if is_quantised(bert.model.network):
         remedy = "export the model that it was made from, or export it with `onnx`"
-        raise UserError("transformers does not open quantised weights", where=str(folder), remedy=remedy)
+        raise UserError("transformers cannot open quantised weights", where=str(folder), remedy=remedy)
     if bert.finetuned is not None:
         bert.finetuned.check_exportable(folder)
         _check_reading(bert.model.network, bert.finetuned, where=str(folder))
@@ -47,7 +47,9 @@ def _check_reading(network: Network, finetuned: FinetunedTask, *, where: str) ->
     skips = finetuned.skips_pooler and isinstance(head, OutputHead) and head.reads == "pooled"
     if skips or chosen.pooling not in ("model", network.encoder.sentence):
         setting = f"head.cls={chosen.cls}" if skips else f"head.pooling={chosen.pooling}"
-        what = f"its head was trained with {setting}, which config.json cannot say: its scores would change"
+        what = (
+            f"its head was trained with {setting}, which config.json cannot express: its scores would change"
+        )
         raise UserError(what, where=where, remedy="export it with `onnx`, or fine-tune without the setting")
 
 
@@ -58,6 +60,4 @@ def _notes(config: TransformerConfig) -> list[str]:
         "feed-forward neurons": sum(config.inner - config.inner_in(block) for block in blocks),
     }
     filled = " and ".join(f"{count:,} {noun}" for noun, count in removed.items() if count)
-    return [
-        f"{filled} that were pruned are zeros here: the outputs are the same, and nothing is gained by it"
-    ]
+    return [f"{filled} that were pruned are zeros here: same outputs, but not smaller or faster"]

@@ -24,7 +24,7 @@ def with_vocabulary(bert: Bert, trimmed: TrimmedVocabulary) -> Bert:
     """Return the model with a tokenizer that has only some of its pieces."""
     if is_quantised(bert.model.network):
         remedy = "trim the model that it was made from, and quantise again"
-        raise UserError("the model is quantised, and its weights are fixed", remedy=remedy)
+        raise UserError("the model is quantised, so its weights are fixed", remedy=remedy)
     network = trimmed_network(bert.model.network, trimmed.kept)
     new = {number: index for index, number in enumerate(trimmed.kept)}
     extras = {key: _renumbered(key, value, new) for key, value in bert.model.extras.items()}
@@ -33,7 +33,7 @@ def with_vocabulary(bert: Bert, trimmed: TrimmedVocabulary) -> Bert:
 
 
 def _renumbered(key: str, value: Any, new: dict[int, int]) -> Any:
-    """Return config.json's value for a key such as sep_token_id; None for a removed id."""
+    """Return config.json's value for a key, for example sep_token_id; None for a removed id."""
     return new.get(value) if key.endswith("_token_id") and isinstance(value, int) else value
 
 
@@ -60,10 +60,10 @@ def trimmed_network(network: Network, kept: Sequence[int]) -> Network:
 
 def _new_pad_id(network: Network, kept: Sequence[int]) -> int:
     pad_id = network.config.pad_id
-    new = kept.index(pad_id) if pad_id in kept else 0  # packed texts have no padding
+    new = kept.index(pad_id) if pad_id in kept else 0  # packed texts are not padded
     if network.config.positions_from_pad_id and new != pad_id:
-        what = "positions are counted from the padding id on, and that would change"
-        raise UserError(what, remedy="a vocabulary that begins with its special tokens can be trimmed")
+        what = "positions are counted from the padding id on, which would change"
+        raise UserError(what, remedy="use a vocabulary that begins with its special tokens")
     return new
 
 

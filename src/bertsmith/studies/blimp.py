@@ -57,7 +57,7 @@ class PairSet:
 
 @dataclass(frozen=True, slots=True)
 class BlimpResult:
-    """The scores of all sets, and the time for those that were not in the cache."""
+    """The scores of all sets, and the time for the sets that were not in the cache."""
 
     scores: Mapping[PairSet, Doubles]
     """For each pair of a set 1 if the acceptable sentence is more likely, 0 if less, 0.5 for a tie."""
@@ -73,7 +73,7 @@ def read_pair_sets(data: Path, limit: int | None = None) -> list[PairSet]:
     files = sorted(data.glob("*.jsonl")) or sorted((data / "data").glob("*.jsonl"))
     if not files:
         remedy = "git clone https://github.com/alexwarstadt/blimp, and give that folder"
-        raise UserError("has no .jsonl files of BLiMP", where=str(data), remedy=remedy)
+        raise UserError("does not contain .jsonl files of BLiMP", where=str(data), remedy=remedy)
     return [_pair_set(file, limit) for file in files]
 
 
@@ -84,17 +84,19 @@ def _pair_set(file: Path, limit: int | None) -> PairSet:
             raise UserError(row.what, where=row.where, remedy=row.remedy)
         rows.append([str(row.values.get(name, "")) for name in FIELDS])
         if not all(map(str.strip, rows[-1])):
-            remedy = "take the files as they are published"
+            remedy = "use the published files"
             raise UserError(f"has an empty {' or '.join(FIELDS)}", where=row.where, remedy=remedy)
     if not rows:
-        raise UserError("holds no pair", where=str(file), remedy="remove it, or take it as it is published")
+        raise UserError(
+            "does not contain a pair", where=str(file), remedy="remove it, or use the published file"
+        )
     _, _, term, name = rows[0]
     return PairSet(name, SAME_PHENOMENON.get(term, term), tuple((good, bad) for good, bad, *_ in rows), file)
 
 
 def blimp(bert: Bert, sets: Sequence[PairSet]) -> BlimpResult:
-    """Score all sets; those that an earlier call has finished are in the cache and are not computed again."""
-    bert.likelihood([])  # raises if it has no head for words
+    """Score all sets; sets that an earlier call has finished are read from the cache."""
+    bert.likelihood([])  # raises if it lacks a head for words
     began, computed, scores = time.perf_counter(), 0, {}
     digest = hashlib.sha256(weights_hash(bert.model.network.config, bert.model.network).encode())
     digest.update(f"{bert.tokenizer.spec.pipeline} {bert.precision} {bert.engine.device.type}".encode())
@@ -123,7 +125,7 @@ def _log_likelihoods(bert: Bert, pair_set: PairSet) -> Doubles:
         read = read_texts(bert.engine, texts, truncate=False)
     except UserError as error:
         where = f"{pair_set.file}:{(error.index or 0) // 2 + 1}"
-        raise replace(error, where=where, remedy="take a model for longer texts") from error
+        raise replace(error, where=where, remedy="use a model for longer texts") from error
     distinct = {tuple(each.encoded.ids): each.encoded for each in read}
     scored = token_log_probabilities(bert.engine, list(distinct.values()))
     sums = {ids: float(np.nansum(each)) for ids, each in zip(distinct, scored, strict=True)}
@@ -136,7 +138,7 @@ def _log_likelihoods(bert: Bert, pair_set: PairSet) -> Doubles:
 def accuracy(scores: Sequence[Doubles]) -> dict[str, float]:
     """Return the mean over sets in percent, and half of its 95 % interval by the pairs within the sets."""
     pairs = [len(each) for each in scores]
-    # Nothing is known of the spread in a set with a single pair: at most that of chance.
+    # A set with a single pair does not show its spread: assume the largest, which is chance.
     variances = [each.var(ddof=1) / len(each) if len(each) > 1 else 0.25 for each in scores]
     interval = NORMAL_95 * np.sqrt(sum(variances)) / len(scores)
     mean = np.mean([each.mean() for each in scores])

@@ -1,8 +1,8 @@
-"""Cells: the pieces of work that studies want, each known by a hash of all that decides its result.
+"""Cells: the pieces of work of studies, each identified by a hash of everything that decides its result.
 
 Equal work of several trials, and of several studies, is one cell, and is done once. The hash is known before
-anything is trained. It does not cover the machine, the threads and the version of torch: these are written
-into the cell, and reports tell of mixtures.
+training. It does not cover the machine, the threads and the version of torch: these are written into the
+cell, and reports mention mixtures.
 """
 
 import hashlib
@@ -22,10 +22,12 @@ from bertsmith.recipe.section import Section
 from bertsmith.training.callbacks import ProgressCallback
 
 COMPUTES: dict[str, int] = {"bilstm": 2}
-"""Version of what a part of the code computes, by names such as "objective masked"; 1 if it is not listed.
+"""Version of the computation of a part of the code, by names such as "objective masked"; 1 if it is not
+listed.
 
-Raise it if the part computes something else on purpose: cells of the old version are then made anew. A test
-compares the losses of a few steps of each part with stored ones."""
+Increase it if the part computes something else on purpose: cells of the old version are then made again. A
+test compares the losses of a few steps of each part with stored ones.
+"""
 INERT: dict[str, Any] = {
     "pretrain model.cell": 4096,
     "finetune sparse.gradual": "off",
@@ -34,14 +36,15 @@ INERT: dict[str, Any] = {
     "finetune sparse.early_at": "off",
     "finetune head.reader": "linear",
 }
-"""Value of a new recipe key, by kind and key ("pretrain examples.new"), with which a run is as before the key
-existed. A key with this value is left out of the hash, so that older cells stay valid."""
+"""Value of a new recipe key, by kind and key ("pretrain examples.new"), that leaves runs as they were before
+the key existed. A key with this value is left out of the hash, so that older cells stay valid.
+"""
 
 CELL, RUN, RESULT, FAILURE, LOG, LOCK = "cell.json", "run", "result.json", "failure.json", "log.txt", ".lock"
 GONE = "model-removed"
-"""Empty file in a cell whose model was removed: it is made again if a stage needs it."""
+"""Empty file that marks a cell with a removed model: it is made again if a stage needs it."""
 CONFIG = "config.json"
-"""File of a model folder that has the sizes of the model."""
+"""File of a model folder with the sizes of the model."""
 PREDICTIONS = "predictions-{split}.npz"
 SHOWN_DIGITS = 12
 """Hexadecimal digits of a key in the name of a cell's folder."""
@@ -60,7 +63,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model folder that exists, with hashes of the files that decide what it computes."""
+    """An existing model folder, with hashes of the files that decide its computation."""
 
     folder: Path
     files: Mapping[str, str]
@@ -79,9 +82,9 @@ class Result:
     steps: int
     seconds: float
     made_with: Mapping[str, str | int] = field(default_factory=dict)
-    """Code, torch, device and threads: what else may change the last bits, or more."""
+    """Code, torch, device and threads, which may also change the result."""
     peak_bytes: int = 0
-    """Most memory of a GPU that the cell took."""
+    """Peak memory of the cell on a GPU."""
     room_bytes: int = 0
     """Memory of the GPU that cells of a study can share."""
 
@@ -98,18 +101,18 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a cell has no result."""
+    """The reason why a cell failed."""
 
     reason: str
     where: str = ""
-    """Name of the cell that failed, which may be an input of this one."""
+    """Name of the failed cell, which may be an input of this one."""
     repeats: bool = False
-    """True if the same work would fail again on any machine, so that it is not tried again."""
+    """True if the same work would fail again on any machine, so that it is not repeated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A stage, the folder in which it runs, and the folders of its inputs."""
+    """A stage, its folder, and the folders of its inputs."""
 
     stage: "Stage"
     folder: Path
@@ -119,7 +122,9 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of stage; all functions are at the top of a module, for a cell runs in a process of its own."""
+    """A kind of stage; its functions are at the top level of a module, because cells run in separate
+    processes.
+    """
 
     name: str
     run: Callable[[Work], Result | None]
@@ -129,25 +134,25 @@ class Kind:
     idle: Callable[[Any], frozenset[str]]
     """Return the keys of a recipe that do not decide the result."""
     work: Callable[["Stage"], float]
-    """Estimate the operations of a stage, to begin with the longest and to tell the time that is left."""
+    """Estimate the operations of a stage, to begin with the longest and to show the remaining time."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A piece of work that a study wants."""
+    """A piece of work in a study."""
 
     kind: Kind
     recipe: Section
-    """Complete recipe in which every "auto" that decides the result is answered."""
+    """Complete recipe with a value for each "auto" that decides the result."""
     data: Data
     inputs: Mapping[str, "Stage | Model"] = field(default_factory=dict)
-    """Stages or model folders that the work begins with, such as "model" and "teacher"."""
+    """Stages or model folders that the work begins with, for example "model" and "teacher"."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Everything else that decides the result, such as the columns of a user's own table."""
+    """Everything else that decides the result, for example the columns of a user's own table."""
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """Return all that decides the result, for JSON."""
+        """Return everything that decides the result, for JSON."""
         idle, kind = self.kind.idle(self.recipe), self.kind.name
         values = leaves(self.recipe.model_dump(mode="json"))
         inert = {key for key, value in values.items() if INERT.get(f"{kind} {key}", ...) == value}
@@ -165,12 +170,12 @@ class Stage:
 
     @cached_property
     def key(self) -> str:
-        """Return the hash of all that decides the result."""
+        """Return the hash of everything that decides the result."""
         return _hash(self.facts)
 
     @cached_property
     def shape(self) -> str:
-        """Return a hash that is equal for stages of the same memory: with other seeds, rates or weights."""
+        """Return a hash that is equal for stages with the same memory: with other seeds, rates or weights."""
         recipe = {
             key: value
             for key, value in self.facts["recipe"].items()
@@ -181,7 +186,7 @@ class Stage:
 
     @property
     def by_clock(self) -> bool:
-        """True if the time that the work takes decides its result."""
+        """True if the time of the work decides its result."""
         return bool(self.facts["recipe"].get("run.minutes", "off") != "off")
 
     @property
@@ -196,7 +201,7 @@ class Stage:
 
 
 def _sizes(given: "Stage | Model") -> Any:
-    """Return what says how large the model of an input is: its settings, or the hash of their file."""
+    """Return the sizes of an input's model: its settings, or the hash of their file."""
     if isinstance(given, Model):
         return given.files.get(CONFIG)
     settings = {key: value for key, value in given.facts["recipe"].items() if key.startswith("model.")}
@@ -209,17 +214,17 @@ def _hash(facts: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a stage or the reason why it has none; neither if it has not come to an end yet."""
+    """The result of a stage or the reason for its failure; neither if it has not ended yet."""
 
     stage: Stage
     result: Result | None = None
     failure: Failure | None = None
     predictions: Path | None = None
-    """File of what the deciding metric was computed from, if there is one."""
+    """File with the inputs of the deciding metric, if it exists."""
 
     @property
     def is_final(self) -> bool:
-        """True if the work would end so again."""
+        """True if the work would end in the same way again."""
         return self.result is not None or (self.failure is not None and self.failure.repeats)
 
 
@@ -234,7 +239,7 @@ class Cells:
         return self.root / stage.name
 
     def outcome(self, stage: Stage) -> Outcome:
-        """Read how a stage ended; a failure of its inputs is its own."""
+        """Read the end of a stage; failures of its inputs count as its own."""
         folder = self.folder(stage)
         if (folder / RESULT).is_file():
             result = Result.of_json(self._read(folder / RESULT))
@@ -247,18 +252,18 @@ class Cells:
         return Outcome(stage)
 
     def begin(self, stage: Stage, *, threads: int) -> int:
-        """Write down what a cell is, if it is new; return the number of threads that it began with."""
+        """Write the description of a new cell; return the number of threads that it began with."""
         file = self.folder(stage) / CELL
         if not file.is_file():
             write_json(file, {"key": stage.key, **stage.facts, "threads": threads})
         known = self._read(file)
         if known["key"] != stage.key:
-            what = "belongs to other work whose key begins alike"
+            what = "belongs to other work with a key that begins in the same way"
             raise UserError(what, where=str(file.parent), remedy="give the study another `cells`")
         return int(known["threads"])
 
     def end(self, stage: Stage, outcome: Result | Failure) -> None:
-        """Write down how a cell ended."""
+        """Write the end of a cell."""
         folder = self.folder(stage)
         if isinstance(outcome, Result):
             write_json(folder / RESULT, outcome.to_json())
@@ -280,7 +285,7 @@ class Cells:
             file.unlink()
 
     def prepare_anew(self, stage: Stage) -> None:
-        """Let a stage be made again whose model was removed."""
+        """Let a stage with a removed model be made again."""
         folder = self.folder(stage)
         shutil.rmtree(folder / RUN, ignore_errors=True)
         for file in (RESULT, GONE):

@@ -49,7 +49,7 @@ class Measured:
 
     @classmethod
     def of(cls, rows: Sequence[Row], metric: str) -> "Measured":
-        """Read the predictions of all runs; take their metrics where a run has none or other examples."""
+        """Read the predictions of all runs; or their metrics, if one lacks predictions or has other ones."""
         values = {
             (row.trial.name, seeds): value for row in rows for seeds, value in row.values(metric).items()
         }
@@ -66,7 +66,7 @@ class Measured:
         )
 
     def groups(self, row: Row, first: Row | None = None) -> list[list[Seeds]]:
-        """Return the runs that an interval is computed from: as many of each pre-training seed."""
+        """Return the runs for an interval: the same number for each pre-training seed."""
         sides = [each.trial.name for each in (row, first) if each is not None]
         common = [seeds for seeds in row.outcomes if all((name, seeds) in self.runs for name in sides)]
         pretrained = dict.fromkeys(seeds.pretraining for seeds in common)
@@ -92,14 +92,14 @@ Judged = tuple[Values, Values, metrics.Metric]
 
 
 def _judged(file: Path | None, metric: str) -> Judged | None:
-    """Return what a metric of a run was computed from; None if it does not follow from single examples."""
+    """Return the inputs of a run's metric; None if it does not follow from single examples."""
     if file is None or not file.is_file():
         return None
     with np.load(file, allow_pickle=False) as arrays:
-        if metric in arrays:  # a value for each example, such as F1 of an answer
+        if metric in arrays:  # a value for each example, for example F1 of an answer
             return np.zeros(len(arrays[metric])), arrays[metric], MEAN
         known = metric_named(metric)
-        # Words of a sentence are not drawn apart, and spans do not follow from single words.
+        # Words of a sentence are not drawn separately, and spans do not follow from single words.
         if known.compute is None or "words" in arrays or "predicted" not in arrays:
             return None
         return arrays["targets"], arrays["predicted"], known
@@ -128,19 +128,19 @@ def comparison(name: str, title: str, rows: Sequence[Row]) -> Report:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows that are compared by one metric with the first."""
+    """Rows to compare with the first by one metric."""
 
     title: str
     rows: Sequence[Row]
 
     @cached_property
     def metric(self) -> Metric:
-        """Return the metric that decides, that of the first row that has one."""
+        """Return the deciding metric, of the first row that has one."""
         return next((each.metric for row in self.rows for each in row.results.values()), Metric("metric"))
 
     @cached_property
     def measured(self) -> Measured:
-        """Return what intervals are computed from."""
+        """Return the data of the intervals."""
         return Measured.of(self.rows, self.metric.name)
 
     @cached_property
@@ -150,7 +150,7 @@ class Comparison:
 
     @cached_property
     def differences(self) -> list[Interval | None]:
-        """Return the difference of each row but the first from the first."""
+        """Return the difference of each row except the first from the first."""
         first, *others = self.rows
         return [None, *(self.measured.interval(row, first) for row in others)]
 
@@ -187,7 +187,7 @@ class Comparison:
         return f"[{self._text(interval.low)}, {self._text(interval.high)}]"
 
     def _notes(self) -> Iterable[str]:
-        """Yield what a reader has to know: direction, cautions, failures and mixtures."""
+        """Yield notes for the reader: direction, cautions, failures and mixtures."""
         better = "larger" if self.metric.larger_is_better else "smaller"
         unit = ", in percent" if self.metric.in_percent else ""
         drawn = "seeds and examples" if self.measured.has_examples else "seeds, not over examples"
@@ -196,14 +196,14 @@ class Comparison:
         has_one = any(each.seeds == 1 for each in found) and not self.measured.has_examples
         yield from dict.fromkeys(each.caution() for each in found if each.caution() and not has_one)
         if has_one:
-            yield "one seed has no interval: another seed may turn a difference round (`seeds`)"
+            yield "there is no interval for one seed: another seed may reverse a difference (`seeds`)"
         groups = {row.trial.name: self.measured.groups(row) for row in self.rows}
         if one := [name for name, each in groups.items() if len(each) == 1 and len(each[0]) > 1]:
             yield f"one model: intervals are over fine-tuning seeds only ({', '.join(one)})"
         for row in self.rows:
             if left_out := len(row.values(self.metric.name)) - sum(map(len, groups[row.trial.name])):
                 runs = counted(left_out, "run")
-                yield f"{row.trial.name}: {runs} left out, of pre-training seeds that lack other runs"
+                yield f"{row.trial.name}: {runs} left out, because their pre-training seeds lack other runs"
             for reason in dict.fromkeys(row.failures):
                 how_many = (
                     "impossible" if row.trial.impossible else counted(row.failures.count(reason), "run")

@@ -35,13 +35,13 @@ from bertsmith.tasks.task import read_split
 
 BATCH_EXAMPLES = 64
 TIMED_EXAMPLES = 256
-"""Maximum number of different examples that are timed, so that lengths are those of the data."""
+"""Maximum number of different timed examples, so that lengths are the data's."""
 LENGTHS = (16, 32, 64, 128, 256, 512)
 FLOP_TOKENS = 128
 MIN_ROUNDS, MAX_ROUNDS = 5, 2000
 FIRST_TOKENS = 16
 POWER_COUNTERS = "/sys/class/powercap"
-"""Folder in which Linux counts the energy of the CPUs, readable only with permission."""
+"""Folder of Linux' energy counters of the CPUs, readable only with permission."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Cost:
 def measure(request: CostRequest) -> Cost:
     """Measure the cost of a model; the timings run before anything that fills memory."""
     bert = load(request.model, device=request.device, precision="auto")
-    assert bert.finetuned is not None, "the study has looked"
+    assert bert.finetuned is not None, "the study has checked"
     network = bert.engine.network
     _states(network, _random_batch(FIRST_TOKENS, bert))
     startup = time.monotonic() - request.started
@@ -213,7 +213,7 @@ def count_parameters(network: Network) -> int:
 
 
 def _disk_bytes(folder: Path) -> int:
-    """Return the size of a model's weight files; for an adapter, with those of its base."""
+    """Return the size of a model's weight files; for an adapter, including its base's."""
     places = {transformer_folder(folder)}
     if is_adapter(folder):
         places = {folder, transformer_folder(base_folder(folder))}
@@ -248,7 +248,7 @@ def _quality(request: CostRequest) -> tuple[str, tuple[float, ...]]:
 
 
 def _examples(bert: Bert, data: Path) -> Sequence[Example]:
-    assert bert.finetuned is not None, "the study has looked"
+    assert bert.finetuned is not None, "the study has checked"
     task, split = asked_for(bert.finetuned.config, data, Reading())
     return read_split(task, data, split, skip_bad=False).examples[:TIMED_EXAMPLES]
 
@@ -263,7 +263,7 @@ def request_of(values: Mapping[str, Any]) -> CostRequest:
 
 
 def main() -> None:
-    """Measure as the command line asks, and write the result."""
+    """Measure as requested on the command line, and write the result."""
     values, out = json.loads(sys.argv[1]), Path(sys.argv[2])
     try:
         write_json(out, asdict(measure(request_of(values))))

@@ -87,8 +87,10 @@ def _checked_metric(request: CostTableRequest) -> Metric:
         for run in runs_in(model):
             config = task_config_in(run)
             if config is None:
-                remedy = "give folders of `bertsmith finetune` runs, or what was made of them"
-                raise UserError("was not fine-tuned here: it has no task.json", where=str(run), remedy=remedy)
+                remedy = "give folders of `bertsmith finetune` runs, or models made from them"
+                raise UserError(
+                    "was not fine-tuned by bertsmith: it lacks task.json", where=str(run), remedy=remedy
+                )
             if config.task != request.task.name:
                 remedy = f"give models of one task, or `task={config.task}`"
                 raise UserError(f"was fine-tuned for {config.task}", where=str(run), remedy=remedy)
@@ -101,7 +103,7 @@ def _checked_metric(request: CostTableRequest) -> Metric:
 def _measured(request: CostTableRequest, model: Path, device: str, conditions: str) -> Cost:
     file = request.out / MEASURED / f"{_key(model, device, conditions)}.json"
     if file.is_file():
-        return _cost(read_json(file, remedy="remove the file, and it is measured again"))
+        return _cost(read_json(file, remedy="remove the file to measure again"))
     values = _in_its_own_process(request, model, device)
     cost = _cost(values)
     write_json(file, {"model": str(model), "device": device, **asdict(cost)})
@@ -122,7 +124,7 @@ def _conditions(request: CostTableRequest) -> str:
 
 
 def _data_files(request: CostTableRequest) -> list[Path]:
-    """Return the files that the task may read; the folder may also contain others, such as results."""
+    """Return the files that the task may read; the folder may also contain others, for example results."""
     if request.data.is_file():
         return [request.data]
     tasks = (request.task, *(task_named(name) for name in FURTHER_TASKS.get(request.task.name, ())))
@@ -146,7 +148,7 @@ def _key(model: Path, device: str, conditions: str) -> str:
 
 
 def _model_files(model: Path) -> list[Path]:
-    """Return the files of all runs in a model's folder; for an adapter, with those of its base."""
+    """Return the files of all runs in a model's folder; for an adapter, including its base's."""
     folders = [model_folder(run) for run in (*runs_in(model), model)]
     folders += [base_folder(folder) for folder in folders if is_adapter(folder)]
     places = dict.fromkeys(place for folder in folders for place in (folder, transformer_folder(folder)))
@@ -176,7 +178,7 @@ def cost_report(request: CostTableRequest, costs: Costs, metric: Metric) -> Repo
     tables = []
     for device in request.devices():
         here = {model: each[device] for model, each in costs.items()}
-        title = f"{request.task.title}: what models cost on the {DEVICES[device]}"
+        title = f"{request.task.title}: cost of models on the {DEVICES[device]}"
         tables += [_cost_rows(title, here, metric), _length_rows(here)]
     values = {
         "task": request.task.name,

@@ -79,12 +79,16 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
     found = [(task, folder) for task, folder in in_folder if not wanted or task.name in wanted]
     present = {task.name for task, _ in in_folder}
     if lacking := wanted - present:
-        what = f"has no training data of {', '.join(sorted(lacking))}"
-        raise UserError(what, where=str(data), remedy="add them, or leave them out of `tasks`")
+        what = f"lacks training data of {', '.join(sorted(lacking))}"
+        raise UserError(what, where=str(data), remedy="add them, or remove them from `tasks`")
     if not found:
         names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
-        what = "holds no GLUE task with training data" if data.is_dir() else "there is no such folder"
-        raise UserError(what, where=str(data), remedy=f"give the folder that holds some of {names}")
+        what = (
+            "does not contain a GLUE task with training data"
+            if data.is_dir()
+            else "this folder does not exist"
+        )
+        raise UserError(what, where=str(data), remedy=f"give the folder with some of {names}")
     trials = {task.name: _trials(request, task, folder) for task, folder in found}
     # Read all tasks before the first training, so that a bad line is not found after hours of training.
     with progress_bar("reading tasks", len(found)) as advance:
@@ -163,7 +167,7 @@ def table_text(table: GlueTable) -> str:
 
 
 def _below_baseline(row: GlueRow) -> Iterator[str]:
-    """Yield a warning for each split on which the task's mean does not beat the constant answer."""
+    """Yield a warning for each split with a mean that does not beat the constant answer."""
     for split, spreads in row.spreads.items():
         means = {name: spread.mean for name, spread in spreads.items()}
         where, baseline = f"{row.task.title} {split}", row.baselines.get(split, {})
@@ -171,7 +175,7 @@ def _below_baseline(row: GlueRow) -> Iterator[str]:
 
 
 def _published_table(rows: Sequence[GlueRow]) -> list[str]:
-    """Return the lines of published and own figures for the same tasks; empty if none is published."""
+    """Return the lines of published and own figures for the same tasks, if any is published."""
     lines = []
     for row in rows:
         for split, metrics in row.spreads.items():

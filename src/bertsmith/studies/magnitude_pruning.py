@@ -1,8 +1,8 @@
 """Unstructured pruning as a job: gradually while a model is fine-tuned, or after it, with rewinding.
 
 After a training the smallest weights are set to zero, the others are trained again by one or several methods,
-and the best model is kept. Several sparsities share the first training. The recipe's section `sparse` says
-what each training does with zero weights.
+and the best model is kept. Several sparsities share the first training. The recipe's section `sparse` defines
+the handling of zero weights in each training.
 """
 
 import shutil
@@ -47,9 +47,9 @@ from bertsmith.training.run_folder import RunFolder
 ASSIGNMENT, RESULT, WORK, MASK_FILE = "pruning.json", "result.json", "work", "mask.safetensors"
 Retraining = Literal["weights", "rate", "finetune"]
 RETRAINING: dict[Retraining, str] = {
-    "weights": "weights and schedule go back to the rewinding step (Frankle et al. 2020)",
-    "rate": "the schedule goes back, the weights stay (Renda et al. 2020)",
-    "finetune": "the weights stay, and learn at a tenth of the peak rate",
+    "weights": "weights and schedule are rewound to the rewinding step (Frankle et al. 2020)",
+    "rate": "only the schedule is rewound (Renda et al. 2020)",
+    "finetune": "nothing is rewound: training at a tenth of the peak rate",
 }
 FINAL_RATE = 0.1
 """Learning rate of "finetune", as a fraction of the peak.
@@ -73,7 +73,7 @@ class MagnitudeRequest:
     sparsities: tuple[float, ...]
     retraining: tuple[Retraining, ...] = ("weights",)
     rounds: int = 1
-    """Number of steps in which a trained model is pruned, each followed by a training."""
+    """Number of pruning steps of a trained model, each followed by a training."""
     skip_bad: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -138,7 +138,7 @@ def _result_in(place: Path) -> SparseResult:
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """One start of a job, which may take several."""
+    """One start of a job; a job may need several."""
 
     request: MagnitudeRequest
     callback: ProgressCallback
@@ -228,7 +228,7 @@ def _pruned(folder: Path, trained: Path, sparsity: float, early: Path | None) ->
     """Write a model with the smallest weights of a trained one at zero; the others may be early weights."""
     if not folder.exists():
         bert = load(trained, device="cpu")
-        assert bert.finetuned is not None, "it is the model of a run"
+        assert bert.finetuned is not None, "the model is from a run"
         network = task_model_of(bert.model.network, bert.finetuned, bert.engine).network
         weights = prunable_weights(network)
         masks = magnitude_masks(weights, sparsity)

@@ -14,7 +14,7 @@ from bertsmith.training.early_stopping import EarlyEnd
 MIN_TRIALS = 3
 """Minimum number of completed trials for a meaningful median; Vizier's paper leaves it open."""
 MEDIAN_STOPPING_NOTE = (
-    f"after {MIN_TRIALS} complete trials, one ends early whose best figure is worse than the median of their "
+    f"after {MIN_TRIALS} complete trials, one ends early if its best is worse than the median of their "
     "means up to the same evaluation (median stopping rule, Golovin et al. 2017)"
 )
 

@@ -20,9 +20,10 @@ TAIL = 2.5
 BLOCK = 50
 """Draws computed at once."""
 HELD = {1: {2: 49, 3: 73, 4: 81, 5: 82}, 3: {2: 73, 3: 79, 4: 86, 5: 86}}
-"""Percent of simulated 95 % intervals that hold the true difference, by fine-tuning runs of each seed and by
-pre-training seeds (three runs of 10 seeds: 92). The deviation of runs is half of that between the seeds'
-differences, and there is no noise of examples."""
+"""Percent of simulated 95 % intervals that contain the true difference, by fine-tuning runs of each seed and
+by pre-training seeds (three runs of 10 seeds: 92). The deviation of runs is half of the deviation of the
+seeds' differences, and examples add no noise.
+"""
 
 Values = NDArray[Any]
 Floats = NDArray[np.float64]
@@ -41,26 +42,26 @@ class Interval:
     """The smaller number of fine-tuning runs of a seed of the two sides."""
 
     def caution(self) -> str:
-        """Return a warning if the seeds are too few for the interval to be what it says, else nothing."""
+        """Return a warning if the seeds are too few for a 95 % interval, else ""."""
         held = HELD[1 if self.runs == 1 else 3]
         if self.seeds > max(held):
             return ""
         if self.seeds == 1:
-            return "one seed: the interval is that of the examples alone, and says nothing about other seeds"
+            return "one seed: the interval covers only the examples, not other seeds"
         return (
             f"{self.seeds} seeds: the interval is too narrow; in simulations with noise of seeds alone "
-            f"it held the true value at best {held[self.seeds]} times in 100, not 95"
+            f"it contained the true value at best {held[self.seeds]} times in 100, not 95"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """A metric that follows from sums over examples, so that a draw need only weigh them."""
+    """A metric that follows from sums over examples, so that a draw only needs to weigh them."""
 
     of_examples: Callable[[Values, Values], Floats]
-    """Targets [M] and predictions [..., M] to what is summed [..., M, K]."""
+    """Maps targets [M] and predictions [..., M] to the values to sum [..., M, K]."""
     value: Callable[[Floats, int], Floats]
-    """Sums [..., K] and the number of examples to the metric [...]."""
+    """Maps sums [..., K] and the number of examples to the metric [...]."""
 
 
 def _f1_sums(targets_M: Values, predictions: Values) -> Floats:
@@ -69,7 +70,7 @@ def _f1_sums(targets_M: Values, predictions: Values) -> Floats:
 
 
 MEAN = Metric("mean", compute=lambda _, values: float(values.mean()))
-"""The metric of values that were measured already, for each example or for whole runs."""
+"""Metric of values that were already measured, for each example or for whole runs."""
 SUMS = {
     "mean": Sums(lambda _, found: found[..., None] * 1.0, lambda sums, m: sums[..., 0] / m),
     "accuracy": Sums(
@@ -84,7 +85,7 @@ SUMS = {
         lambda sums, m: np.sqrt(sums[..., 0] / m),
     ),
 }
-"""By the metric's name; any other metric is computed anew for each draw."""
+"""Sums by the metric's name; any other metric is computed again for each draw."""
 
 
 def multi_bootstrap(
@@ -97,10 +98,10 @@ def multi_bootstrap(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Interval:
-    """Return the mean metric of all runs, or by how much ours exceeds theirs, with its interval.
+    """Return the mean metric of all runs, or the difference of ours from theirs, with its interval.
 
     Paired sides share their seeds (the same initial weights and data, one setting changed) and are drawn
-    together; others are drawn apart. Examples are always drawn together.
+    together; others are drawn separately. Examples are always drawn together.
     """
     sides = [ours_SRM] if theirs_SRM is None else [ours_SRM, theirs_SRM]
     if paired and len({side.shape[:2] for side in sides}) > 1:
@@ -134,7 +135,7 @@ def _run_weights(chance: np.random.Generator, seeds: int, runs: int, draws: int)
 
 
 def _measurement(metric: Metric, side_SRM: Values, targets_M: Values) -> Callable[[Values], Floats]:
-    """Return a function from how often each example is drawn [B, M] to the metric of each run [B, S, R]."""
+    """Return a function from counts of each example in draws [B, M] to the metric of each run [B, S, R]."""
     if (by_sums := SUMS.get(metric.name)) is not None and side_SRM.ndim == 3:
         summed_SRMK = by_sums.of_examples(targets_M, side_SRM)
         return lambda times_BM: by_sums.value(

@@ -1,4 +1,4 @@
-"""A study of one's own, from a TOML file: stages, trials and a grid (docs/studies.md has an example)."""
+"""A user's own study, from a TOML file: stages, trials and a grid (docs/studies.md has an example)."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ class StageTable(Section):
     data: str = ""
     """Data of a fine-tuning stage."""
     columns: dict[str, str | float] = {}
-    """custom: roles of the table's columns, such as text and label (the fields of CustomSpec)."""
+    """custom: roles of the table's columns, for example text and label (the fields of CustomSpec)."""
     model: str = ""
     """Stage or model folder to begin with; empty: pre-training starts from scratch."""
     teachers: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ class StageTable(Section):
             what = "a stage has either recipe and store, or task, data and model"
             raise RuleError(what, keys=("recipe", "store", "task", "data", "model"), remedy="see the example")
         if pretrains and len(self.teachers) > 1:
-            raise RuleError("pre-training has one teacher", keys=("teachers",), remedy="leave the others out")
+            raise RuleError("pre-training has one teacher", keys=("teachers",), remedy="remove the others")
         return self
 
 
@@ -96,7 +96,7 @@ class StudyFile(Section):
                 if given in self.stages and given not in before:
                     what = f"stages.{name} begins with {given}, which does not come before it"
                     raise RuleError(
-                        what, keys=("stages",), remedy="write each stage after those it begins with"
+                        what, keys=("stages",), remedy="write each stage after the stages that it begins with"
                     )
             before.append(name)
         return self
@@ -110,8 +110,8 @@ class StudyFile(Section):
 
 
 def read_study(file: Path, *, device: Device, seeds: int | None = None) -> "OwnStudy":
-    """Read a study whose runs take a device where they say "auto"; raise if the file is invalid."""
-    text = read_text(file, remedy="name a study in TOML (bertsmith study run --help has an example)")
+    """Read a study; the given device replaces "auto" in its runs. Raise if the file is invalid."""
+    text = read_text(file, remedy="give a study in TOML (bertsmith study run --help has an example)")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
@@ -125,7 +125,7 @@ def read_study(file: Path, *, device: Device, seeds: int | None = None) -> "OwnS
         stage, _, changed = key.partition(".")
         if stage not in found.stages or not changed:
             what = f"{key!r} names none of the stages ({', '.join(found.stages)})"
-            raise UserError(what, where=str(file), remedy="write STAGE.KEY, such as model.optim.peak_lr")
+            raise UserError(what, where=str(file), remedy="write STAGE.KEY, for example model.optim.peak_lr")
         if changed in GIVEN_ELSEWHERE:
             what = f"a study does not set {key} directly"
             raise UserError(what, where=str(file), remedy=GIVEN_ELSEWHERE[changed])
@@ -146,7 +146,7 @@ class OwnStudy:
     name: str
     file: StudyFile
     device: Device
-    """Device of the runs that say "auto"."""
+    """Device of the runs with "auto"."""
 
     def trials(self) -> list[Trial]:
         """Return each trial with each point of the grid, for each last stage; bad recipes are trials, too."""
@@ -182,7 +182,7 @@ class OwnStudy:
                 )
 
     def _seeds(self, measured: str) -> list[Seeds]:
-        """Return the seeds of a last stage, which depend on what stands before it."""
+        """Return the seeds of a last stage, which depend on the stages before it."""
         chain = list(self._chain(measured))
         if not any(table.recipe for table in chain):
             return [Seeds(0, seed) for seed in range(max(self.file.seeds, self.file.finetuning_seeds))]
@@ -196,7 +196,7 @@ class OwnStudy:
             yield from self._chain(before)
 
     def _tables(self, changed: Values) -> Mapping[str, StageTable]:
-        """Return the stages with the changes of a trial; raise if they are no valid study any more."""
+        """Return the stages with the changes of a trial; raise if they are not a valid study."""
         stages: dict[str, Values] = {name: table.model_dump() for name, table in self.file.stages.items()}
         for table in stages.values():
             table["set"] = leaves(table["set"])
@@ -218,7 +218,7 @@ class OwnStudy:
         if table.model:
             inputs = {MODEL: known(table.model), **inputs}
         if table.recipe:
-            # The inputs stand for these keys; the recipe only has to say that there are some.
+            # The inputs replace these keys; the recipe only has to show that they exist.
             settings |= {"start.model": table.model} if table.model else {}
             settings |= {"distill.teacher": teachers[0]} if teachers else {}
             options = _lines({"run.seed": seeds.pretraining, **settings}, name)

@@ -68,13 +68,15 @@ def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dic
     for key, values in sweep.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             remedy = f'give a list: sweep={{"{key}": [...]}}'
-            raise UserError(f"{key} has no list of values", key="sweep", remedy=remedy)
+            raise UserError(f"{key} lacks a list of values", key="sweep", remedy=remedy)
         # A string is written without quotes, as on the command line.
         texts[key] = [each if isinstance(each, str) else value_text(each) for each in values]
         if len(set(texts[key])) < len(texts[key]):
             raise UserError(f"{key} has a value twice", key="sweep", remedy="give each value once")
     if not texts:
-        raise UserError("it names no key", key="sweep", remedy='as in sweep={"optim.peak_lr": [1e-3, 2e-3]}')
+        raise UserError(
+            "it is empty", key="sweep", remedy='for example sweep={"optim.peak_lr": [1e-3, 2e-3]}'
+        )
     return grid_points(texts)
 
 
@@ -85,7 +87,7 @@ def _read_grid(texts: Sequence[str]) -> dict[str, list[str]]:
         found = [each.strip() for each in listed.split(",")]
         if not equals or not key.strip() or not all(found):
             remedy = "write a key and its values: `sweep=optim.peak_lr=1e-3,2e-3,4e-3`"
-            raise UserError(f"{text!r} names no values of a key", key="sweep", remedy=remedy)
+            raise UserError(f"{text!r} does not name values of a key", key="sweep", remedy=remedy)
         if key.strip() in values or len(set(found)) < len(found):
             raise UserError(f"{key.strip()} has a value twice", key="sweep", remedy="give each value once")
         values[key.strip()] = found
@@ -126,7 +128,7 @@ def run_sweep(
         for number, trial in enumerate(trials, start=1):
             callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
             if run_folder(trial.out).begun and outcome_of(trial).early_end:
-                callback.on_message(f"{trial.out} was ended early before: nothing is left to do")
+                callback.on_message(f"{trial.out} was already ended early: there is nothing to do")
             else:
                 rule = stopping_rule(declaration(trial.recipe).deciding, outcomes)
                 stopping = EarlyStopping(if_flat=True, rule=rule)
@@ -151,19 +153,17 @@ def _check(trials: Sequence[PretrainingTrial], store: Path) -> None:
     """Raise before the first run, not after hours of training, if a folder contains something else."""
     place, opened = trials[0].out.parent, TokenStore.open(store)
     if run_folder(place).begun:
-        remedy = "give `out` a folder of its own"
-        raise UserError(
-            "holds a single run, beside which no others can be kept", where=str(place), remedy=remedy
-        )
+        remedy = "give `out` a new folder"
+        raise UserError("contains a single run and cannot hold others", where=str(place), remedy=remedy)
     if len({trial.out for trial in trials}) < len(trials):
         remedy = "sweep over other keys"
-        raise UserError("two runs of the sweep have one name", key="sweep", remedy=remedy)
+        raise UserError("two runs of the sweep have the same name", key="sweep", remedy=remedy)
     for trial in trials:
         check_same_run(run_folder(trial.out), with_true_model(trial.recipe), opened)
 
 
 def stopping_rule(metric: Metric, before: Sequence[TrialOutcome]) -> Callable[[Sequence[float]], str]:
-    """Return a rule that gives the reason to end a run early by its losses so far, or an empty text.
+    """Return a rule that gives the reason to end a run early by its losses so far, or "".
 
     The rule compares with the earlier runs that were not ended early.
     """
@@ -203,7 +203,7 @@ def outcome_of(trial: PretrainingTrial) -> TrialOutcome:
 
 
 def ranking(outcomes: Sequence[TrialOutcome], metric: Metric) -> list[TrialOutcome]:
-    """Sort runs: completed ones first, then those ended early, each with the best by the metric first."""
+    """Sort runs: completed ones first, then early-ended ones, each with the best by the metric first."""
     sign = -1 if metric.larger_is_better else 1
     return sorted(
         outcomes,
@@ -216,7 +216,7 @@ def draw_sweep(path: Path, outcomes: Sequence[TrialOutcome], metric: Metric) -> 
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        log.warning("no picture is drawn: pip install bertsmith[plots] to have one")
+        log.warning("the picture is not drawn: pip install bertsmith[plots]")
         return
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.add_subplot()

@@ -68,9 +68,9 @@ class Removal:
     layers: tuple[int, ...] = ()
     """Indices of whole layers to remove."""
     rounds: int = 4
-    """Number of equal parts in which heads and neurons are removed."""
+    """Number of equal parts of the removal of heads and neurons."""
     examples: int = 1024
-    """Number of training examples on which importance is measured."""
+    """Number of training examples to measure importance on."""
 
     @property
     def fractions(self) -> tuple[float, float]:
@@ -120,10 +120,12 @@ def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
     """Return the task that a model was fine-tuned for; raise if `named` is another one."""
     config = task_config_in(folder)
     if config is None:
-        remedy = "fine-tune it first: what matters to a task is removed last"
-        raise UserError("was not fine-tuned here: it has no task.json", where=str(folder), remedy=remedy)
+        remedy = "fine-tune it first, to measure importance on a task"
+        raise UserError(
+            "was not fine-tuned by bertsmith: it lacks task.json", where=str(folder), remedy=remedy
+        )
     if named and named != config.task:
-        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "leave `task` out"
+        what, remedy = f"was fine-tuned for {config.task}, not for {named}", "remove `task`"
         raise UserError(what, where=str(folder), remedy=remedy)
     if config.head.has_bilstm:
         what = "a BiLSTM over its layers learned the task, and what the encoder's own head needs is unknown"
@@ -146,13 +148,13 @@ def pruning_recipe(
 def task_to_train(
     folder: Path, named: str, overrides: Sequence[str], *, options: Sequence[tuple[str, str]]
 ) -> tuple[Task, FinetuningRecipe]:
-    """Return the named task, or the one that a model was fine-tuned for, with a training recipe."""
+    """Return the named task, or the model's own, with a training recipe."""
     if task_config_in(folder) is not None:
         task, config = task_of_model(folder, named)
         return task, pruning_recipe(task, config, overrides, options=options)
     if not named:
-        what = "was not fine-tuned here, and no task is named"
-        raise UserError(what, where=str(folder), remedy="add `task`, such as sst2")
+        what = "was not fine-tuned by bertsmith, and the task is missing"
+        raise UserError(what, where=str(folder), remedy="add `task`, for example sst2")
     task = task_named(named)
     return task, with_values(finetuning_recipe(task, overrides, options=options), {"run.keep_state": False})
 
@@ -231,7 +233,7 @@ def _result_in(folder: RunFolder) -> PruningResult:
 
 @dataclass(frozen=True, slots=True)
 class _Pruning:
-    """One start of a job, which may take several."""
+    """One start of a job; a job may need several."""
 
     request: PruningRequest
     splits: TaskSplits
@@ -241,7 +243,7 @@ class _Pruning:
     stop: StopRequested
 
     def run(self, folder: RunFolder) -> None:
-        """Run the rounds that are not done yet, and write the model and the result."""
+        """Run the remaining rounds, and write the model and the result."""
         rounds, place = self.request.removal.rounds, self.request.out / ROUNDS
         model, reports = self.request.model, [RoundReport.of(self._evaluated(place / "given"), {})]
         kept: Sequence[Sequence[int]] = [units.heads for units in self.first]
@@ -282,7 +284,7 @@ class _Pruning:
         }
 
     def _metrics(self, bert: Bert) -> Metrics:
-        assert bert.finetuned is not None, "task_of_model has looked"
+        assert bert.finetuned is not None, "task_of_model has checked"
         model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
         cache = cache_folder("encodings")
         encoded = {
@@ -297,7 +299,7 @@ class _Pruning:
         """Write a model without this round's units; return the original indices of the heads left."""
         removal = self.request.removal
         bert = load(before, device=self._device)
-        assert bert.finetuned is not None, "task_of_model has looked"
+        assert bert.finetuned is not None, "task_of_model has checked"
         model = task_model_of(bert.model.network, bert.finetuned, bert.engine)
         if number == 1:
             model.objective.scorer.network = without_layers(model.network, removal.layers)
@@ -325,15 +327,15 @@ class _Pruning:
 
 def copy_model(trained: Path, folder: Path) -> None:
     """Copy the model of a run to the folder of a job's result."""
-    shutil.rmtree(folder, ignore_errors=True)  # left by a start that was killed after this
+    shutil.rmtree(folder, ignore_errors=True)  # a leftover of a start that was killed afterwards
     with atomic_folder(folder) as fresh:
         shutil.copytree(model_folder(trained), fresh, dirs_exist_ok=True)
 
 
 def write_pruned(folder: Path, bert: Bert, network: Network) -> None:
     """Write a model folder with a network in place of a fine-tuned model's network."""
-    assert bert.finetuned is not None, "task_of_model has looked"
-    shutil.rmtree(folder, ignore_errors=True)  # left by a start that was killed after this
+    assert bert.finetuned is not None, "task_of_model has checked"
+    shutil.rmtree(folder, ignore_errors=True)  # a leftover of a start that was killed afterwards
     with atomic_folder(folder) as fresh:
         write_model(fresh, replace(bert.model, network=network))
         write_finetuned(fresh, bert.finetuned)

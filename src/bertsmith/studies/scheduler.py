@@ -1,6 +1,6 @@
-"""The scheduler of cells: one process each, inputs first, several at once where the memory allows it.
+"""The scheduler of cells: one process each, inputs first, several at once if the memory allows it.
 
-A process of its own hears signals in its main thread, and its crash ends one cell. Nothing that decides bits
+A separate process receives signals in its main thread, and its crash ends one cell. Nothing that decides bits
 depends on the neighbours: threads and the share of the memory are set before a cell begins.
 """
 
@@ -33,20 +33,22 @@ from bertsmith.training.callbacks import ProgressCallback, SilentCallback, StopR
 from bertsmith.training.memory_share import MEMORY_SHARE
 
 STOPPED, TOO_LARGE = 75, 76
-"""Exit status of a cell that was asked to stop, and of one that did not fit beside others."""
+"""Exit status of a cell that was asked to stop, and of one that did not fit next to others."""
 MAX_ENDS = 5
-"""Times that a cell's process may end without a result or a failure before the study goes on without it."""
+"""Maximum times that a cell's process may end without a result or a failure; then the study continues without
+it.
+"""
 HEADROOM = 1.2
 """Factor of a cell's measured peak of memory that must be free for another cell of its shape."""
 OF_THE_MACHINE = ("run.device",)
 """Keys that are part of a cell, but about which errors depend on the machine and its state."""
 WAIT_SECONDS, GRACE_SECONDS = 0.5, 60.0
-"""Seconds between two looks for a wish to stop, and for cells to save before they are killed."""
+"""Seconds between two checks for a stop, and for cells to save before they are killed."""
 State = Literal["waiting", "running", "done", "failed"]
 
 
 class Stopped(Exception):
-    """The study was asked to stop, and no cell runs any more."""
+    """The study was asked to stop, and all cells have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +58,9 @@ class Places:
     devices: tuple[str, ...] = ("",)
     """Values of CUDA_VISIBLE_DEVICES, one for each place; an empty one is the CPU."""
     together: int = 1
-    """Most cells at once in one place."""
+    """Maximum cells at once in one place."""
     threads: int = 1
-    """Threads of each cell: bits depend on it."""
+    """Threads of each cell, which affect its bits."""
 
     @property
     def most(self) -> int:
@@ -75,9 +77,9 @@ class CellProcess:
     pipe: "connection.Connection[Any, Any]"
     device: str
     alone: bool
-    """True if no other cell may begin beside it."""
+    """True if other cells may not begin while it runs."""
     log_start: int
-    """Bytes that its log had before it began."""
+    """Size of its log in bytes before it began."""
     fraction: float = 0.0
     talks: bool = True
     """False once its process has closed the pipe."""
@@ -85,7 +87,7 @@ class CellProcess:
 
 @dataclass
 class Scheduler:
-    """The cells of a study, those that run and those that wait."""
+    """The cells of a study, running and waiting."""
 
     cells: Cells
     places: Places
@@ -93,15 +95,15 @@ class Scheduler:
     """All stages by key, inputs first."""
     callback: ProgressCallback
     on_change: Callable[["Scheduler"], None]
-    """Called after each change, to write down how far the study is."""
+    """Called after each change, to write the progress of the study."""
     keeps_models: bool = False
-    """False to remove each model as soon as no stage of the study needs it."""
+    """False to remove each model as soon as the study does not need it any more."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[str, CellProcess] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
     """Times that the process of a cell was killed or stopped."""
     must_be_alone: set[str] = field(default_factory=set)
-    """Keys of cells that ran out of memory beside others."""
+    """Keys of cells that ran out of memory next to others."""
 
     def __post_init__(self) -> None:
         for key, stage in self.stages.items():
@@ -111,7 +113,7 @@ class Scheduler:
         self.ranks = _ranks(self.stages)
 
     def run(self) -> None:
-        """Make all cells that can be made; if asked to stop, raise Stopped once all have ended."""
+        """Make all cells that are possible; if asked to stop, raise Stopped once all have ended."""
         self._remove_models()
         with StopRequested(self.callback.on_signal) as stop:
             try:
@@ -127,12 +129,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[Stage]:
-        """Return the stages that are neither running nor at their end, the most urgent first."""
+        """Return the waiting stages, the most urgent first."""
         left = [key for key in self.stages if key not in self.outcomes and key not in self.running]
         return [self.stages[key] for key in sorted(left, key=lambda key: -self.ranks[key])]
 
     def state_of(self, stage: Stage) -> State:
-        """Return how far a stage is."""
+        """Return the state of a stage."""
         outcome = self.outcomes.get(stage.key)
         if outcome is None:
             return "running" if stage.key in self.running else "waiting"
@@ -143,7 +145,7 @@ class Scheduler:
     def _begin_what_fits(self) -> None:
         for stage in self.waiting:
             for each in stage.stages_before:
-                if self.cells.lacks_model(each):  # of an earlier study, or one beside this
+                if self.cells.lacks_model(each):  # of an earlier study, or a concurrent one
                     self.outcomes.pop(each.key, None)
             before = [self.outcomes.get(each.key) for each in stage.stages_before]
             if (failed := next((each for each in before if each and each.failure), None)) is not None:
@@ -170,12 +172,12 @@ class Scheduler:
         return all(peak for peak, _ in peaks) and HEADROOM * sum(peak for peak, _ in peaks) <= room
 
     def _peaks(self) -> dict[str, tuple[int, int]]:
-        """Return the peak and the room of memory that cells of each shape have told."""
+        """Return the measured peak and room of memory for cells of each shape."""
         results = [(each.stage.shape, each.result) for each in self.outcomes.values() if each.result]
         return {shape: (each.peak_bytes, each.room_bytes) for shape, each in results}
 
     def _begin(self, stage: Stage, device: str) -> None:
-        # On a GPU, the first cell of a shape tells how much memory the others need.
+        # On a GPU, the first cell of a shape measures the memory for the others.
         measures = bool(device) and self.places.together > 1 and stage.shape not in self._peaks()
         has_all = stage.key in self.must_be_alone or self.places.together == 1
         threads = self.cells.begin(stage, threads=self.places.threads)
@@ -195,7 +197,7 @@ class Scheduler:
             MEMORY_SHARE: repr(1.0 if has_all else 1 / self.places.together),
         }
         resource_tracker.ensure_running()  # its start would unblock the signals
-        # Ctrl-C reaches the whole group of processes: cells leave it to the study, which asks them to stop.
+        # Ctrl-C reaches the whole group of processes: cells ignore it, and the study asks them to stop.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with _environment(settings):
@@ -210,7 +212,7 @@ class Scheduler:
     # ---- ending
 
     def _wait(self) -> None:
-        """Wait a moment for news of the running cells."""
+        """Wait a moment for messages of the running cells."""
         pipes = [each.pipe for each in self.running.values() if each.talks]
         connection.wait([*pipes, *(each.process.sentinel for each in self.running.values())], WAIT_SECONDS)
         for cell in list(self.running.values()):
@@ -226,7 +228,7 @@ class Scheduler:
                 self.on_change(self)
 
     def _collect(self, cell: CellProcess) -> None:
-        """Take note of how a process ended."""
+        """Handle the end of a process."""
         cell.process.join()
         cell.pipe.close()
         del self.running[cell.stage.key]
@@ -236,7 +238,7 @@ class Scheduler:
             self.must_be_alone.add(stage.key)
         elif status == 0:
             self._ended(outcome)
-        elif status == STOPPED or status < 0:  # asked to stop or killed: it goes on from its last state
+        elif status == STOPPED or status < 0:  # asked to stop or killed: it continues from its last state
             self.ends[stage.key] = self.ends.get(stage.key, 0) + 1
             if self.ends[stage.key] >= MAX_ENDS:
                 how = f"its process was ended {MAX_ENDS} times by a signal"
@@ -246,13 +248,13 @@ class Scheduler:
             self._ended(Outcome(stage, failure=Failure(how, where=stage.name)))
 
     def _last_line(self, cell: CellProcess) -> str:
-        """Return the last line that the process of a cell wrote into its log."""
+        """Return the last line in the log of a cell's process."""
         try:
             said = (self.cells.folder(cell.stage) / LOG).read_bytes()[cell.log_start :]
         except FileNotFoundError:
             said = b""
         lines = said.decode(errors="replace").split("\n")
-        return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "it did not print anything")
 
     def _ended(self, outcome: Outcome) -> None:
         self.outcomes[outcome.stage.key] = outcome
@@ -263,7 +265,7 @@ class Scheduler:
             self._tell(outcome.stage, f"failed: {outcome.failure.reason}")
 
     def _remove_models(self) -> None:
-        """Remove the models that no stage needs any more; one that would be tried again needs its inputs."""
+        """Remove the models that are no longer needed; a stage that would be tried again needs its inputs."""
         open_stages = [
             stage
             for key, stage in self.stages.items()
@@ -275,13 +277,13 @@ class Scheduler:
                 self.cells.remove_model(outcome.stage)
 
     def _end_all(self) -> None:
-        """Ask all running cells to stop, and end those that have not saved in time."""
+        """Ask all running cells to stop, and kill the ones that have not saved in time."""
         for cell in self.running.values():
             cell.process.terminate()
         for cell in list(self.running.values()):
             cell.process.join(GRACE_SECONDS)
             if cell.process.exitcode is None:
-                cell.process.kill()  # it goes on from its last state
+                cell.process.kill()  # it continues from its last state
             self._collect(cell)
 
     def _tell(self, stage: Stage, what: str) -> None:
@@ -290,7 +292,7 @@ class Scheduler:
 
 
 def _ranks(stages: dict[str, Stage]) -> dict[str, float]:
-    """Return the operations from the beginning of each stage to the end of the longest chain behind it."""
+    """Return the operations from the beginning of each stage to the end of the longest chain after it."""
     ranks: dict[str, float] = {}
     for stage in reversed(stages.values()):
         key = stage.key
@@ -326,8 +328,8 @@ class _CellProgress(SilentCallback):
         print(text, flush=True)
 
     def on_step(self, progress: float, values: dict[str, Any]) -> None:  # noqa: ARG002 - a log has lines enough
-        """Tell the study how far the cell is."""
-        with suppress(OSError):  # its parent is gone, and this process ends after the step
+        """Report the progress of the cell to the study."""
+        with suppress(OSError):  # its parent has ended, and this process ends after the step
             self._pipe.send(progress)
 
 
@@ -338,7 +340,7 @@ def run_cell(
     pipe: "connection.Connection[Any, Any]",
     has_all: bool,
 ) -> None:
-    """Do the work of one cell in this process, and write down its result or failure.
+    """Do the work of one cell in this process, and write its result or failure.
 
     A cell that does not fit has failed only if it has all of the memory.
     """
@@ -347,7 +349,7 @@ def run_cell(
     log = os.open(folder / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    # A process that has outlived its study, or serves another one, may hold the lock.
+    # A process that has outlived its study, or one of another study, may hold the lock.
     with locked(folder / LOCK):
         if cells.lacks_model(stage):
             cells.prepare_anew(stage)
@@ -359,7 +361,7 @@ def run_cell(
         except UserError as error:
             if isinstance(error, DoesNotFit) and not has_all:
                 sys.exit(TOO_LARGE)
-            # A key that is no part of the cell may have another value next time, and a GPU more memory.
+            # A key that is not part of the cell may have another value next time, and a GPU more memory.
             of_cell = error.key in stage.facts["recipe"] and error.key not in OF_THE_MACHINE
             repeats = isinstance(error, Diverged) or (of_cell and not isinstance(error, DoesNotFit))
             cells.end(stage, Failure(error.spelled(in_file).line(), where=stage.name, repeats=repeats))

@@ -33,19 +33,19 @@ from bertsmith.training.journal import package_hash
 from bertsmith.training.trainer import choose_precision
 
 CONTEXT_BYTES = 1 << 30
-"""Memory of a GPU that a process takes beside its tensors: CUDA's context and the kernels."""
+"""Memory of a GPU that a process needs in addition to its tensors: CUDA's context and the kernels."""
 BYTES_OF_A_WEIGHT = 4
 EXAMPLE_TOKENS = 0.5
 """Length of a usual example of a task, as a fraction of text.longest."""
 BY_MINUTES = 1e14
-"""Operations that stand for a minute of a run whose budget is minutes, to compare it with others."""
+"""Assumed operations per minute of a run with a budget in minutes, to compare it with others."""
 HELD_OUT = "held-out"
 MODEL, TEACHER = "model", "teacher"
 """Names of the inputs of a stage; further teachers are teacher-1, teacher-2 ..."""
 
 
 Device = Literal["cuda", "cpu"]
-"""The device that "auto" stands for."""
+"""The device that replaces "auto"."""
 
 
 def pretraining_stage(
@@ -76,7 +76,7 @@ def finetuning_stage(
 
 
 def teacher_inputs(teachers: Sequence[Stage | Model]) -> dict[str, Stage | Model]:
-    """Return teachers by the names that they have among the inputs of a stage."""
+    """Return teachers by their names among the inputs of a stage."""
     return {f"{TEACHER}-{number}" if number else TEACHER: each for number, each in enumerate(teachers)}
 
 
@@ -95,19 +95,19 @@ def _examples(task: str, custom: tuple[tuple[str, str | float], ...], data: Path
 
 
 def known_model(name: str) -> Model:
-    """Return a model folder that exists as an input of stages."""
+    """Return an existing model folder as an input of stages."""
     folder = model_folder(name)
     return Model(folder.resolve(), hashes_of_files(transformer_folder(folder)))
 
 
 def answered(recipe: Section, *, device: Device) -> Section:
-    """Return the recipe with an answer for each "auto" that depends on the machine and decides the result.
+    """Return the recipe with a value for each "auto" that depends on the machine and decides the result.
 
-    The device is that of the cells, not of this process, which may see other ones.
+    The device is the cells', not this process's, which may see other ones.
     """
     run = cast(Any, recipe).run
     if run.device == "cuda" and device == "cpu":
-        what, remedy = "cuda, and the study has no GPU", "set it to auto or cpu, or give `devices`"
+        what, remedy = "cuda, but the study does not have a GPU", "set it to auto or cpu, or give `devices`"
         raise UserError(what, key="run.device", remedy=remedy)
     device = device if run.device == "auto" else run.device
     on_gpu = device == "cuda"
@@ -148,7 +148,7 @@ def run_pretraining(work: Work) -> Result | None:
 def _idle_in_pretraining(recipe: Recipe) -> frozenset[str]:
     others = {f"run.{budget}" for budget in ("steps", "tokens", "minutes") if budget != recipe.run.budget}
     inputs = {"start.model", "start.add_words", "distill.teacher"}
-    # The shape of a model that is continued, or begins with layers of a teacher, is not the recipe's.
+    # The shape of a continued model, or of one with layers of a teacher, is not the recipe's.
     given = recipe.start.model != "scratch" or bool(recipe.distill.layers)
     model = {f"model.{key}" for key in type(recipe.model).model_fields} if given else set()
     return idle_in_cells(PRETRAINING_KEYS) | others | inputs | model
@@ -230,7 +230,7 @@ FINETUNE = Kind(
 
 
 def _architecture(stage: Stage) -> str:
-    """Return the architecture of what a stage trains, as a part of the code."""
+    """Return the trained architecture of a stage, as a part of the code."""
     model = stage.inputs.get(MODEL)
     if isinstance(model, Stage):
         return _architecture(model)
@@ -241,7 +241,7 @@ def _architecture(stage: Stage) -> str:
 
 
 def _parameters(stage: Stage) -> float:
-    """Estimate the number of weights of what a stage trains."""
+    """Estimate the number of trained weights of a stage."""
     model = stage.inputs.get(MODEL)
     if isinstance(model, Stage):
         return _parameters(model)
@@ -252,14 +252,14 @@ def _parameters(stage: Stage) -> float:
 
 
 def made_with() -> dict[str, str | int]:
-    """Return what else may change the result of this process: code, torch, device and threads."""
+    """Return other influences on the result of this process: code, torch, device and threads."""
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     threads = torch.get_num_threads()
     return {"source": package_hash()[:12], "torch": torch.__version__, "device": gpu, "threads": threads}
 
 
 def _memory() -> tuple[int, int]:
-    """Return the most memory of a GPU that this process took, and what studies can share; 0 on a CPU."""
+    """Return the peak memory of a GPU in this process, and the memory that studies can share; 0 on a CPU."""
     if not torch.cuda.is_available():
         return 0, 0
     room = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() + CONTEXT_BYTES

@@ -1,6 +1,6 @@
 """A study: many trials that answer one question, made from cells, and its report.
 
-Everything that a study wants is planned before anything runs. A trial that fails is a row with its reason.
+All work of a study is planned before anything runs. A failed trial is a row with its reason.
 """
 
 import os
@@ -40,19 +40,19 @@ class Trial:
     table: str = ""
     """Title of the table that the trial belongs to; trials of a table are compared with its first."""
     impossible: Failure | None = None
-    """The reason why there is nothing to run."""
+    """The reason why the trial cannot run."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A trial with what became of it."""
+    """A trial with its outcomes."""
 
     trial: Trial
     outcomes: Mapping[Seeds, Outcome]
 
     @cached_property
     def results(self) -> dict[Seeds, Result]:
-        """Return the results of the runs that ended well."""
+        """Return the results of the successful runs."""
         return {seeds: each.result for seeds, each in self.outcomes.items() if each.result is not None}
 
     @cached_property
@@ -76,7 +76,7 @@ class Study(Protocol):
     """One question: a file for each study."""
 
     def trials(self) -> list[Trial]:
-        """Return all that the study wants, planned before anything runs."""
+        """Return all trials, planned before anything runs."""
 
     def report(self, rows: Sequence[Row]) -> Report:
         """Return its tables; failed trials are rows, too."""
@@ -91,9 +91,9 @@ def run_study(  # noqa: PLR0913 - a study, and all that it needs of the machine
     *,
     keeps_models: bool = False,
 ) -> Report:
-    """Make the missing cells, and write and return the report; a failed cell stops no other.
+    """Make the missing cells, and write and return the report; a failed cell does not stop others.
 
-    Models leave the disk when no run of the study needs them any more, unless it keeps them.
+    Models are removed when runs of the study do not need them any more, unless it keeps them.
     """
     trials = study.trials()
     stages = distinct(stage for trial in trials for stage in trial.stages.values())
@@ -129,13 +129,13 @@ def rows_of(trials: Sequence[Trial], outcomes: Mapping[str, Outcome]) -> list[Ro
 
 
 def _check(trials: Sequence[Trial], stages: Iterable[Stage], places: Places) -> None:
-    """Raise if no trial can run, or a budget in minutes would be shared with neighbours."""
+    """Raise if all trials are impossible, or a budget in minutes would be shared with neighbours."""
     if not any(trial.stages for trial in trials):
-        failure = next((trial.impossible for trial in trials if trial.impossible), Failure("it has none"))
-        raise UserError(f"no trial can run: {failure.reason}", remedy="change the study")
+        failure = next((trial.impossible for trial in trials if trial.impossible), Failure("it is empty"))
+        raise UserError(f"none of the trials can run: {failure.reason}", remedy="change the study")
     if places.together > 1 and any(stage.by_clock for stage in stages):
         what = "a budget in minutes depends on the neighbours of a run"
-        remedy = "give budgets in steps, tokens or epochs, or leave `together` out"
+        remedy = "give budgets in steps, tokens or epochs, or remove `together`"
         raise UserError(what, key="together", remedy=remedy)
 
 
@@ -143,15 +143,15 @@ def _lock(handle: int, out: Path) -> None:
     try:
         lock_for_this_process(handle)
     except OSError as error:
-        remedy = "wait for it, or look at it with: bertsmith study status"
-        raise UserError("the study is running already", where=str(out), remedy=remedy) from error
+        remedy = "wait for it, or see its progress with: bertsmith study status"
+        raise UserError("the study is already running", where=str(out), remedy=remedy) from error
 
 
-# ---- how far a study is
+# ---- the progress of a study
 
 
 def status_of(scheduler: Scheduler, trials: Sequence[Trial]) -> dict[str, Any]:
-    """Return how far a study is, for JSON."""
+    """Return the progress of a study, for JSON."""
     fractions = {key: round(each.fraction, 3) for key, each in scheduler.running.items()}
     left = [stage for key, stage in scheduler.stages.items() if key not in scheduler.outcomes]
     done = [outcome for outcome in scheduler.outcomes.values() if outcome.result is not None]
@@ -178,14 +178,14 @@ def status_of(scheduler: Scheduler, trials: Sequence[Trial]) -> dict[str, Any]:
 
 @dataclass
 class StatusFile:
-    """The file that says how far a study is, written not more often than a person would look."""
+    """The file with the progress of a study, written at a rate for people."""
 
     out: Path
     trials: Sequence[Trial]
     written: float = 0.0
 
     def write(self, scheduler: Scheduler, *, now: bool = False) -> None:
-        """Write the file and tell the callback."""
+        """Write the file and call the callback."""
         if not now and time.monotonic() - self.written < SECONDS_BETWEEN_WRITES:
             return
         self.written = time.monotonic()
@@ -199,7 +199,7 @@ class StatusFile:
 def seconds_left(
     left: Sequence[Stage], fractions: Mapping[str, float], done: Sequence[Outcome], *, at_once: int
 ) -> float | None:
-    """Estimate the seconds for the stages that are left, from those of finished ones; None if unknown."""
+    """Estimate the seconds for the remaining stages from the finished ones; None if unknown."""
     rates: dict[str, float] = {}
     for name in {stage.kind.name for stage in left}:
         alike = [(each.stage, each.result) for each in done if each.stage.kind.name == name and each.result]
@@ -215,14 +215,14 @@ def seconds_left(
 
 
 def plan_of(study: Study, cells: Cells, places: Places) -> dict[str, Any]:
-    """Return what a study wants and what of it is done, as its status before it begins."""
+    """Return the work of a study and its finished part, as its status before it begins."""
     trials = study.trials()
     stages = distinct(stage for trial in trials for stage in trial.stages.values())
     return status_of(Scheduler(cells, places, stages, SilentCallback(), lambda _: None), trials)
 
 
 def read_status(out: Path) -> dict[str, Any]:
-    """Return how far the study in a folder is, and whether a process works on it now."""
+    """Return the progress of the study in a folder, and if a process is running it now."""
     facts = read_json(out / STATUS, remedy="give the folder of a study (`out` of `bertsmith study run`)")
     handle = open_lock_file(out / LOCK)
     try:

@@ -44,7 +44,7 @@ class Trial:
     name: str
     assignment: Assignment
     may_end_early: bool = False
-    """True for a trial of a search, in which poor trials end early."""
+    """True for a trial of a search; poor trials of a search end early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +81,9 @@ def run_trials(trials: Sequence[Trial], callback: ProgressCallback) -> list[Fine
     for trial in trials:
         check_same_run(trial.assignment)
         study = trial.assignment.out.parent
-        if finetuning_folder(study).begun:  # opening the folder would give that run, not the best of these
-            remedy = "give `out` a folder of its own"
-            raise UserError(
-                "holds a single run, beside which no others can be kept", where=str(study), remedy=remedy
-            )
+        if finetuning_folder(study).begun:  # opening the folder would open that run, not the best of these
+            remedy = "give `out` a new folder"
+            raise UserError("contains a single run and cannot hold others", where=str(study), remedy=remedy)
     results: list[FinetuningResult] = []
     if any(trial.may_end_early for trial in trials):
         callback.on_message(MEDIAN_STOPPING_NOTE)

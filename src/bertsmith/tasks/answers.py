@@ -31,7 +31,7 @@ QUESTIONS_AT_ONCE = 1024
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A possible answer; its text is empty if it stands for "no answer"."""
+    """A possible answer; an empty text means "no answer"."""
 
     text: str
     start: int
@@ -48,7 +48,7 @@ class QuestionAnswer:
 
     key: str
     text: str
-    """passage[start:end]; empty if the passage has no answer."""
+    """passage[start:end]; empty if the passage does not contain an answer."""
     start: int
     """First code point in the passage; -1, as `end`, without an answer."""
     end: int
@@ -75,10 +75,10 @@ def answers_of(
 ) -> list[QuestionAnswer]:
     """Return the answer to each question, given the scores of all tokens as its start and end.
 
-    With a number as threshold, a question has no answer if its null odds are above it; with "off" and "tuned"
-    the answer is the best span.
+    If the threshold is a number, questions with null odds above it are left unanswered; with "off" and
+    "tuned" the answer is the best span.
     """
-    assert encoded.windows is not None, "only windows of questions lead to answers"
+    assert encoded.windows is not None, "answers need windows of questions"
     chooser = _Chooser(encoded, encoded.windows, scores_T2.astype(np.float64), section)
     answers: list[QuestionAnswer] = []
     with progress_bar("choosing answers", len(questions)) as advance:
@@ -230,7 +230,7 @@ def exact(right: str, answer: str) -> float:
 def f1(right: str, answer: str) -> float:
     """Return the F1 of two texts' shared words, with repetitions; empty texts match only empty texts.
 
-    The rule for empty texts is SQuAD 2.0's; `squad_scores` describes that of 1.1.
+    The rule for empty texts is SQuAD 2.0's; `squad_scores` describes SQuAD 1.1's.
     """
     return _overlap(normalised(right).split(), normalised(answer).split())
 
@@ -279,7 +279,7 @@ def squad_scores(
     }
     report: dict[str, float] = {}
     for prefix, keys in groups.items():
-        if prefix and not keys:  # as in the official script: SQuAD 1.1 has no NoAns_
+        if prefix and not keys:  # as in the official script: SQuAD 1.1 lacks the NoAns_ metrics
             continue
         for metric in SQUAD_METRICS:
             total = sum(scores[metric].get(key, 0.0) for key in keys)
@@ -296,7 +296,7 @@ def squad_scores(
 def question_scores(
     questions: Sequence[Question], answers: Mapping[str, str]
 ) -> dict[str, NDArray[np.float64]]:
-    """Return exact match and F1 of each question, whose means are those of `squad_scores`, as fractions."""
+    """Return exact match and F1 of each question as fractions; `squad_scores` returns their means."""
     found = _raw_scores(questions, answers)
     return {
         metric: np.array([found[metric].get(question.key, 0.0) for question in questions])
@@ -312,10 +312,9 @@ def best_threshold(
 ) -> tuple[float, float]:
     """Return the best score in percent of any threshold on the null odds, and the lowest such threshold.
 
-    The score is that of `squad_scores` with this threshold. The official script differs: it also tries
-    thresholds between questions of equal odds, which cannot be separated. It returns 0.0 if answering
-    nothing is best, though odds may be negative. And an answer of only articles counts there as wrong if
-    "" is right.
+    The score is what `squad_scores` gives with this threshold. The official script differs: it also tries
+    thresholds between questions of equal odds, which cannot be separated. It returns 0.0 if answering nothing
+    is best, though odds may be negative. And an answer of only articles counts there as wrong if "" is right.
     """
     _check_labels(questions)
     return _best_threshold(questions, _raw_scores(questions, answers)[metric], null_odds)
@@ -342,9 +341,9 @@ def _check_labels(questions: Sequence[Question]) -> None:
     for question in questions:
         if not question.answers and not question.labelled:
             raise UserError(
-                f"question {question.key} has no answer to compare with",
+                f"question {question.key} lacks a right answer to compare with",
                 where=question.where,
-                remedy="evaluate a labelled file, such as dev-v1.1.json",
+                remedy="evaluate a labelled file, for example dev-v1.1.json",
             )
 
 
@@ -387,6 +386,6 @@ def _with_threshold(
 def _odds_of(key: str, null_odds: Mapping[str, float]) -> float:
     if key not in null_odds:
         raise UserError(
-            f"question {key} has an answer, but no null odds", remedy="predict both with one model"
+            f"question {key} has an answer, but null odds are missing", remedy="predict both with one model"
         )
     return null_odds[key]

@@ -164,7 +164,7 @@ def scores_in_order(
     whole: NDArray[np.float32] | None = None
     for scores, items in scored:
         rows = _score_rows(encoded, items)
-        if whole is None:  # the number of outputs is unknown before the first scores
+        if whole is None:  # the first scores show the number of outputs
             whole = np.full((counts[encoded.unit], *scores.shape[1:]), np.nan, np.float32)
         whole[rows] = scores[: len(rows)]  # filler is at the end
     assert whole is not None, "a set has at least one item"
@@ -179,7 +179,7 @@ def token_rows(encoded: EncodedSet, items: Numbers) -> Numbers:
 def balanced_weights(kind: AnyKind, encoded: EncodedSet, classes: int) -> Weights:
     """Return class weights that give all classes equal total weight, and an example 1 on average."""
     if not kind.has_class_weights:
-        what = f'head.class_weights = "balanced" means nothing for a task of the kind {kind.name}'
+        what = f'head.class_weights = "balanced" does not apply to tasks of the kind {kind.name}'
         raise UserError(what, remedy='set it to "equal"')
     labels = encoded.targets[encoded.targets >= 0].astype(np.int64)
     counts_C = np.bincount(labels, minlength=classes)
@@ -248,11 +248,11 @@ class _Packer:
         targets, rows_P = self._targets(items)
         if encoded.unit == "word":
             # With filler, as many targets as tokens: all sizes then follow from one number, and a recorded or
-            # compiled step is reused. Without filler, one target if a batch would otherwise have none.
+            # compiled step is reused. Without filler, at least one target.
             fillers = len(inputs.tokens_T) - len(targets) if self.fills else int(len(targets) == 0)
         else:
             fillers = int(self.fills)
-        # Without a label, any valid class will do as the target, because its weight is 0.
+        # Without a label, any valid class works as the target, because its weight is 0.
         known = ~np.isnan(targets) if targets.dtype.kind == "f" else targets >= 0
         valid = np.where(known, targets, 0).astype(targets.dtype)
         weights = np.asarray(known if known.ndim == 1 else known.all(-1), np.float32)
@@ -321,7 +321,7 @@ class _Packer:
         begins_M, ends_M = _tokens_of(encoded, items)
         firsts_M, pasts_M = _words_between(encoded, begins_M, ends_M)
         words_P = _run_of(firsts_M, pasts_M)
-        # rows_P are rows of the whole set; shift those of each item to its tokens in the batch.
+        # rows_P are rows of the whole set; shift each item's rows to its tokens in the batch.
         moved_M = np.cumsum(ends_M - begins_M) - ends_M
         return encoded.targets[words_P], encoded.rows_P[words_P] + np.repeat(moved_M, pasts_M - firsts_M)
 

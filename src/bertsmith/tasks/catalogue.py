@@ -20,12 +20,12 @@ def task_named(name: str) -> Task:
             f"bertsmith finetune {OWN} --data my.csv --text review --label stars names its columns; "
             f"its settings: bertsmith recipe show {OWN}"
         )
-        raise UserError(f"{OWN} is a table of your own, with no published files", remedy=remedy)
+        raise UserError(f"{OWN} is your own table, so it lacks published files", remedy=remedy)
     if task is None:
         spellings = {spelling: task.name for spelling, task in known.items()} | {OWN: OWN}
         close = get_close_matches(name.lower(), spellings, n=1)
         meant = f"did you mean {spellings[close[0]]}? " if close else ""
         names = ", ".join(task.name for task in TASKS)
-        remedy = f"{meant}the tasks are {names} and, for a table of your own, {OWN}"
-        raise UserError(f"there is no task {name!r}", remedy=remedy)
+        remedy = f"{meant}the tasks are {names} and, for your own table, {OWN}"
+        raise UserError(f"unknown task {name!r}", remedy=remedy)
     return task

@@ -53,7 +53,7 @@ def read_race(path: Path) -> Iterator[ChoiceExample | BadLine]:
 
 def read_race_passage(path: Path) -> Iterator[ChoiceExample | BadLine]:
     """Read the questions of one of RACE's own files, which has a single passage."""
-    return _questions(Row(read_json(path, remedy="fetch it again"), str(path)))
+    return _questions(Row(read_json(path, remedy="download it again"), str(path)))
 
 
 def _arguments(rows: Iterator[Row | BadLine]) -> Iterator[ChoiceExample | BadLine]:
@@ -79,16 +79,16 @@ def _quoted_tab_rows(path: Path) -> Iterator[Row | BadLine]:
             lines = [(f"{path}:{reader.line_num}", cells) for cells in reader]
         except (csv.Error, UnicodeDecodeError) as error:
             where = f"{path}:{reader.line_num + 1}"
-            raise UserError(f"is not UTF-8 CSV ({error})", where=where, remedy="fetch it again") from error
+            raise UserError(f"is not UTF-8 CSV ({error})", where=where, remedy="download it again") from error
     names = lines[0][1] if lines else []
     if lacking := [name for name in _ARGUMENT if name not in names]:
         remedy = f"its columns are {', '.join(names)}"
-        raise UserError(f"has no column {lacking[0]!r}", where=str(path), remedy=remedy)
+        raise UserError(f"lacks the column {lacking[0]!r}", where=str(path), remedy=remedy)
     for where, cells in lines[1:]:
         if len(cells) == len(names):
             yield Row(dict(zip(names, cells, strict=True)), where)
         else:
-            yield BadLine(f"has {len(cells)} columns where {len(names)} are expected", where, _MEND)
+            yield BadLine(f"has {len(cells)} columns instead of {len(names)}", where, _MEND)
 
 
 def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
@@ -98,7 +98,7 @@ def _questions(row: Row) -> Iterator[ChoiceExample | BadLine]:
         answers = [None] * len(questions)  # a test set with withheld answers
     lists = [each for each in (questions, options, answers) if isinstance(each, list)]
     if not isinstance(article, str) or len(lists) < 3 or len({len(each) for each in lists}) > 1:
-        what = "has no article with as many lists of options and answers as questions"
+        what = "needs an article, and an equal number of questions, lists of options and answers"
         yield BadLine(what, row.where, _MEND)
         return
     passage = row.values.get("id", row.where)
@@ -120,7 +120,7 @@ def _example(
     key: str, options: Sequence[tuple[Any, Any]], *, label: Any, where: str
 ) -> ChoiceExample | BadLine:
     if len(options) < 2 or not all(isinstance(text, str) for pair in options for text in pair):
-        what = f"needs two options or more, all of them texts, and at most {_MAX_BLANKS} blanks"
+        what = f"needs at least two options, all of them texts, and at most {_MAX_BLANKS} blanks"
         return BadLine(what, where, _MEND)
     example = ChoiceExample(key, tuple(options), None, where)
     try:

@@ -22,7 +22,7 @@ _WORD_ID = re.compile(r"[1-9][0-9]{0,8}")
 _SKIPPED_ID = re.compile(r"[0-9]+[-.][0-9]+")  # multi-word tokens 3-4 and empty nodes 8.1
 _NEW_DOCUMENT = re.compile(r"#\s*newdoc\b")
 _SENTENCE_ID = re.compile(r"#\s*sent_id\s*=\s*+(.+)")
-_MEND_LINE = "mend the line"
+_MEND_LINE = "correct the line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class _Line:
 
 
 class _Documents:
-    """Numbers the documents: before the first document mark, each sentence is a document of its own."""
+    """Numbers the documents: before the first document mark, each sentence is a separate document."""
 
     def __init__(self) -> None:
         self._number, self._marked = -1, False
@@ -68,7 +68,7 @@ def conllu_reader(column: str) -> Reader:
     """Return a reader of CoNLL-U that uses one of its columns as tags."""
     if column not in CONLLU_COLUMNS:
         remedy = f"choose one of {', '.join(CONLLU_COLUMNS)}"
-        raise UserError(f"CoNLL-U has no column {column!r} with a tag for each word", remedy=remedy)
+        raise UserError(f"CoNLL-U lacks a column {column!r} with a tag for each word", remedy=remedy)
 
     def read(path: Path) -> Iterator[TaggedExample | BadLine]:
         documents, index = _Documents(), 0
@@ -127,7 +127,7 @@ def _conllu_sentence(
     fault = next((fault for line, cells in rows if (fault := _conllu_fault(line, cells))), None)
     kept = [cells for _, cells in rows if _WORD_ID.fullmatch(cells[0])]
     if fault or not kept:
-        return fault or BadLine("the sentence has no word", lines[0].where, _MEND_LINE)
+        return fault or BadLine("the sentence is empty", lines[0].where, _MEND_LINE)
     tags = tuple(cells[CONLLU_COLUMNS[column]] for cells in kept)
     # An empty cell means "no features" in feats, but "not annotated" in the other columns.
     is_labelled = column == "feats" or any(tag != _UNKNOWN for tag in tags)
@@ -137,11 +137,11 @@ def _conllu_sentence(
 
 def _conllu_fault(line: _Line, cells: Sequence[str]) -> BadLine | None:
     if len(cells) != _CONLLU_WIDTH:
-        what = f"the line has {len(cells)} columns parted by tabs, CoNLL-U has {_CONLLU_WIDTH}"
+        what = f"the line has {len(cells)} tab-separated columns, CoNLL-U has {_CONLLU_WIDTH}"
         return BadLine(what, line.where, _MEND_LINE)
     if not (_WORD_ID.fullmatch(cells[0]) or _SKIPPED_ID.fullmatch(cells[0])):
-        return BadLine(f"{cells[0]!r} is no number of a word", line.where, _MEND_LINE)
-    return None if all(cells) else BadLine("a column is empty", line.where, f"write {_UNKNOWN} there")
+        return BadLine(f"{cells[0]!r} is not a word number", line.where, _MEND_LINE)
+    return None if all(cells) else BadLine("a column is empty", line.where, f"write {_UNKNOWN} in it")
 
 
 def _column_fault(line: _Line, cells: Sequence[str], *, width: int) -> BadLine | None:
@@ -182,7 +182,7 @@ def _sentence_of_row(row: Row, index: int) -> TaggedExample | BadLine:
     words = row.values.get("words", row.values.get("tokens"))
     tags = row.values.get("tags")
     if not _is_list_of_texts(words) or not words:
-        what = f"has no list of words; its fields are {', '.join(row.values)}"
+        what = f"lacks a list of words; its fields are {', '.join(row.values)}"
         return BadLine(what, row.where, 'write {"words": [...], "tags": [...]}')
     if tags is not None and (not _is_list_of_texts(tags) or len(tags) != len(words)):
         return BadLine(f"needs a tag as text for each of its {len(words)} words", row.where, _MEND_LINE)

@@ -49,7 +49,7 @@ def custom_task(spec: CustomSpec, form: TableFormat = tables.USUAL_FORMAT) -> Ta
     for part, fraction in (("development set", spec.dev_fraction), ("test part", spec.test_fraction)):
         if not 0 <= fraction < 1:  # also rejects NaN
             what = f"a {part} cannot be {fraction:g} of the rows"
-            raise UserError(what, remedy="give a fraction such as 0.1, or 0 for none")
+            raise UserError(what, remedy="give a fraction, for example 0.1, or 0 for none")
     texts = (spec.text, spec.second) if spec.second else (spec.text,)
     kind = text_kind_named(spec.kind)
     label = tables.LabelColumn(spec.label, kind.label_rule(spec.separator), unlabelled=kind.unlabelled_cells)
@@ -79,7 +79,7 @@ def custom_task(spec: CustomSpec, form: TableFormat = tables.USUAL_FORMAT) -> Ta
 def spec_of(custom: Mapping[str, str | float]) -> CustomSpec:
     """Restore the spec of a table from a task.json or a run folder."""
     if unknown := sorted(custom.keys() - {each.name for each in fields(CustomSpec)}):
-        what = f"the model was fine-tuned by another version of bertsmith, which knew custom.{unknown[0]}"
+        what = f"the model was fine-tuned by another version of bertsmith, which used custom.{unknown[0]}"
         raise UserError(what, remedy="fine-tune it again")
     return CustomSpec(**custom)  # type: ignore[arg-type]
 

@@ -74,7 +74,7 @@ class EncodedSet:
         return len(self.items_M1) - 1
 
     def by_sequence(self) -> "EncodedSet":
-        """Return a copy in which each window of a long text is a separate item."""
+        """Return a copy with each window of a long text as a separate item."""
         counts_M = np.diff(self.items_M1)
         targets = self.targets.repeat(counts_M, axis=0)
         return replace(self, items_M1=np.arange(len(self.starts_N1)), targets=targets)

@@ -71,7 +71,7 @@ def cached_encoding(folder: Path, key: str, kind: AnyKind, make: Callable[[], En
 
 @cache
 def _warn_once(folder: Path, what: str) -> None:
-    log.warning("%s: %s; every run encodes its texts anew", folder, what)
+    log.warning("%s: %s; every run encodes its texts again", folder, what)
 
 
 # --- one file: named arrays, and a hash of them ---
@@ -97,10 +97,10 @@ def _read(path: Path, kind: AnyKind) -> EncodedSet | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        log.warning("%s: cannot be read (%s); it is made anew", path, error)
+        log.warning("%s: cannot be read (%s); it is rebuilt", path, error)
         return None
     if metadata.get("sha256") != _hash(arrays) or metadata.get("kind") != kind.name:
-        log.warning("%s: is damaged; it is made anew", path)
+        log.warning("%s: is damaged; it is rebuilt", path)
         return None
     names = [field.name for field in fields(QuestionWindows)]
     mark_used(path)

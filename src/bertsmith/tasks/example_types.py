@@ -57,7 +57,7 @@ class TextExample(LabelledExample):
     """Id of the example in the file, or its index."""
     texts: str | tuple[str, str]
     label: Label | None
-    """None if the file has no label, as in the test sets of GLUE."""
+    """Label; None if the file does not have one, like the test sets of GLUE."""
     where: str
     """File and line."""
     pieces: tuple[NDArray[np.int32], ...] = field(default=(), compare=False)
@@ -154,7 +154,7 @@ class Question(LabelledExample):
     question: str
     passage: str
     answers: tuple[Answer, ...]
-    """All right answers; empty if the question has none, or none is known."""
+    """All right answers; empty if there is none, or if they are unknown."""
     labelled: bool
     """True if empty `answers` mean that the passage has no answer (SQuAD 2.0)."""
     article: str

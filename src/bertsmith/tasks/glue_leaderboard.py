@@ -1,6 +1,6 @@
 """Averages over GLUE: several definitions, each from one publication.
 
-Results are fractions by task and metric; MNLI's mismatched set is a task of its own.
+Results are fractions by task and metric; MNLI's mismatched set is a separate task.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ class Average:
     value: float | None
     """Average as a fraction; None if a result is missing."""
     note: str
-    """The averaged columns, and the split for which the average was published."""
+    """The averaged columns, and the split that the average was published for."""
     missing: tuple[str, ...]
     """The missing tasks (and metrics)."""
 
@@ -132,7 +132,7 @@ def submission_file(task: Task, split: str) -> str:
     name = _FILES.get((task.name, split))
     if name is None:
         known = ", ".join(f"{known_task} ({known_split})" for known_task, known_split in _FILES)
-        what = f"the GLUE site takes no predictions for {task.title} ({split})"
+        what = f"the GLUE site does not accept predictions for {task.title} ({split})"
         raise UserError(what, remedy=f"it takes {known}")
     return name
 

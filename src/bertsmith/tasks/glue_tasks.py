@@ -56,7 +56,7 @@ def _plain(
     headless: tuple[str, ...] = (),
     settings: Mapping[str, object] = _PUBLISHED,
 ) -> Task:
-    """Return a task of GLUE whose files have the columns of the hub; without labels it is a number."""
+    """Return a GLUE task with files that have the columns of the hub; without labels it predicts a number."""
     kind, rule = (CLASSIFY, one_of(labels)) if labels else (REGRESS, number)
     tsv = TextColumns(texts, LabelColumn(label, rule), key="index", headless=headless)
     name = title.lower().replace("-", "")
@@ -68,7 +68,7 @@ def _mrpc() -> Task:
     texts = ("#1 String", "#2 String")
     tsv = TextColumns(texts, LabelColumn("Quality", one_of(labels)), key="index")
     splits = _splits(tsv, _hub(("sentence1", "sentence2"), tsv))
-    # Microsoft's own files have no development set: use every tenth line of the training set.
+    # Microsoft's own files lack a development set: use every tenth line of the training set.
     whole, test = "msr_paraphrase_train.txt", "msr_paraphrase_test.txt"
     splits["train"] = Split({**splits["train"].files, whole: all_but_every_tenth(text_reader(tsv))})
     splits["dev"] = Split({**splits["dev"].files, whole: every_tenth(text_reader(tsv))})

@@ -28,7 +28,7 @@ _MIN_ADVERSARIAL = 0.05
 _GLUE = "(Wang et al. 2018, GLUE)"
 _PUBLISHED_SHIFTS = {
     "qqp": f"QQP's test set has other class fractions than its training set {_GLUE}: a decision threshold "
-    "that is tuned on the development set need not hold there",
+    "that is tuned on the development set may not fit it",
     "wnli": f"65 % of WNLI's test set are not_entailment {_GLUE}: the constant answer is hard to beat",
 }
 
@@ -86,7 +86,7 @@ class SplitSummary:
     copies: int
     """Number of examples that repeat an earlier text of the split."""
     contradictions: int
-    """Number of examples whose text also occurs in the split with another label."""
+    """Number of examples with a text that also occurs in the split with another label."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class SharedText:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """Examples of a split whose text also occurs in the training set."""
+    """Examples of a split with texts that also occur in the training set."""
 
     split: str
     text: str
@@ -114,11 +114,11 @@ class Overlap:
     pairs_same_label: int
     pairs_other_label: int
     only_other_label: int
-    """Number of examples whose text occurs in training with other labels only."""
+    """Number of examples with texts that occur in training with other labels only."""
     copying_accuracy: float
     """Accuracy of copying the label of a training example with the same text."""
     shown: tuple[SharedText, ...]
-    """Some pairs with different labels; examples whose own label never occurs come first."""
+    """Some pairs with different labels; examples with a label that never occurs come first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Inspection:
     overlaps: tuple[Overlap, ...]
     shifts: tuple[Shift, ...]
     warnings: tuple[str, ...]
-    """Reasons for which `finetune` would stop, odd labels, and differences between splits."""
+    """Reasons that would stop `finetune`, odd labels, and differences between splits."""
 
 
 def inspect_files(task: Task, places: Mapping[str, Path]) -> Inspection:
@@ -366,7 +366,7 @@ def _shown(meetings: Meetings, same: Sequence[Sequence[bool]], text: str) -> tup
 
 
 def _adversarial(overlaps: Sequence[Overlap]) -> Iterator[str]:
-    """Warn about each split whose texts also occur in training, mostly with another label."""
+    """Warn about each split with texts that also occur in training, mostly with another label."""
     told: set[str] = set()
     for each in sorted(overlaps, key=lambda each: each.only_other_label, reverse=True):
         mostly_other = each.split not in told and each.only_other_label > each.examples / 2
@@ -374,8 +374,8 @@ def _adversarial(overlaps: Sequence[Overlap]) -> Iterator[str]:
             told.add(each.split)
             yield (
                 f"{each.split} is adversarial: of {each.examples:,} examples ({each.share:.0%}) the "
-                f"{each.text} text stands in train, too, and of {each.only_other_label:,} of them with "
-                "another label only; a model that remembers its training set gets these wrong"
+                f"{each.text} text also occurs in train, {each.only_other_label:,} of them with "
+                "other labels only; a model that remembers its training set gets these wrong"
             )
 
 
@@ -411,7 +411,7 @@ def _label_counts(kind: AnyKind, examples: Sequence[Example]) -> Counter[Label]:
 
 
 def _shifted_classes(summaries: Sequence[SplitSummary], kind: AnyKind) -> Iterator[str]:
-    """Warn about the class whose fraction differs most between training and another split."""
+    """Warn about the class with the largest difference of fractions between training and another split."""
     train = next((each for each in summaries if each.name == "train"), None)
     if train is None or kind.numeric:
         return
@@ -429,5 +429,5 @@ def _shifted_classes(summaries: Sequence[SplitSummary], kind: AnyKind) -> Iterat
         if abs(one - other) >= max(_MIN_SHIFT, _MIN_SIGMAS * error):
             yield (
                 f"the labels shift: {label!r} is {one:.1%} of train and {other:.1%} of {split.name}; what a "
-                "model learns of their frequency, and a threshold, does not hold there"
+                "model learns about their frequency, and a threshold, may not fit it"
             )

@@ -29,14 +29,18 @@ def check_spelling(task: Task, examples: Sequence[Example]) -> None:
     for example in examples:
         for label in example.label_names:
             if label not in known and (len(label) > MAX_CHARACTERS or CONTROL.search(label)):
-                fault = f"has {len(label):,} characters" if len(label) > MAX_CHARACTERS else "holds controls"
-                what = f"the label {label[:MAX_SHOWN]!r} {fault}, and is no name of a class"
+                fault = (
+                    f"has {len(label):,} characters"
+                    if len(label) > MAX_CHARACTERS
+                    else "contains control characters"
+                )
+                what = f"the label {label[:MAX_SHOWN]!r} {fault}, so it is not the name of a class"
                 raise UserError(what, where=example.where, remedy="clean the column of the labels")
             known.add(label)
 
 
 def check_classes(task: Task, examples: Sequence[Example]) -> None:
-    """Raise if a user's own classes are numbers, or if nearly every example has a class of its own."""
+    """Raise if a user's own classes are numbers, or if nearly every example has its own class."""
     if not task.custom or task.kind.many_labels or not task.kind.min_labels:
         return
     counts = Counter(label for example in examples for label in example.label_names)
@@ -48,8 +52,10 @@ def check_classes(task: Task, examples: Sequence[Example]) -> None:
         remedy = "add `kind=regress` to learn numbers; if they are names of classes, write them as words"
         raise UserError(f"{found}, all of them numbers", where=examples[0].where, remedy=remedy)
     if len(counts) > max(MAX_SINGLE_CLASSES, MAX_FRACTION_OF_CLASSES * rows):
-        remedy = "name the column of the classes with `label`, or `kind=multilabel` with its `separator`"
-        raise UserError(f"{found}: hardly any class has two", where=examples[0].where, remedy=remedy)
+        remedy = "name the column of the classes with `label`, or use `kind=multilabel` with a `separator`"
+        raise UserError(
+            f"{found}: nearly every class has only one row", where=examples[0].where, remedy=remedy
+        )
 
 
 def odd_labels(task: Task, examples: Sequence[Example]) -> Iterator[str]:
@@ -60,8 +66,8 @@ def odd_labels(task: Task, examples: Sequence[Example]) -> Iterator[str]:
     for label in sorted(counts):
         if label.strip().lower() in EMPTY_SPELLINGS:
             yield (
-                f"{counts[label]:,} training examples have the label {label!r}, which is taken as a class; "
-                "leave their rows out if it means that there is none"
+                f"{counts[label]:,} training examples have the label {label!r}, which is read as a class; "
+                "remove their rows if it means that the label is missing"
             )
     alike: defaultdict[str | float, list[str]] = defaultdict(list)
     for label in sorted(counts):

@@ -39,7 +39,7 @@ def number(cell: Any) -> float:
     """Return the number in a cell; 2,040.48 and 2.040,48 are accepted too."""
     written = cell.strip() if isinstance(cell, str) else ""
     if _EITHER.fullmatch(written):
-        raise ValueError(f"has {cell!r}, whose comma may part thousands or decimals")
+        raise ValueError(f"has {cell!r}: its comma may separate thousands or decimals")
     if _THOUSANDS.fullmatch(written):
         cell = written.replace(",", "")
     elif _DECIMAL_COMMA.fullmatch(written):
@@ -49,7 +49,7 @@ def number(cell: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not math.isfinite(value) or isinstance(cell, bool):
-        raise ValueError(f"has {cell!r} where a number is expected")
+        raise ValueError(f"has {cell!r} instead of a number")
     return value
 
 
@@ -73,5 +73,5 @@ def cell_text(cell: Any) -> str:
     if isinstance(cell, bool):
         return str(cell).lower()
     if not isinstance(cell, int | float):
-        raise ValueError(f"has {cell!r} where a text or a number is expected")
+        raise ValueError(f"has {cell!r} instead of a text or a number")
     return str(cell)

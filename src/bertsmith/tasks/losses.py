@@ -57,7 +57,7 @@ def passage_loss(scores_T2: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
 
 
 def in_passages(scores_T2: Tensor, batch: TaskBatch) -> Tensor:
-    """Return the scores with a very low number in rows where no answer may begin or end."""
+    """Return the scores with a very low number in rows outside of passages, so that answers stay inside."""
     starts_S1 = batch.inputs.layout.starts_S1
     sequences_T = _segments_of_rows(scores_T2, starts_S1)
     rows_T = torch.arange(len(scores_T2), device=scores_T2.device)

@@ -1,11 +1,11 @@
 """Metrics as fractions in 0..1, or -1..1 for correlations; an undefined metric is 0.0, never NaN.
 
-Errors of numbers have the numbers' own unit, and smaller is better. Every `Metric` record says whether larger
-or smaller is better; the kinds of tasks (`tasks.kinds`) list their metrics.
+Errors of numbers have the numbers' own unit, and smaller is better. Every `Metric` record has its direction
+(larger or smaller is better); the kinds of tasks (`tasks.kinds`) list their metrics.
 
-Undefined are: any metric of no examples, F1 of a class neither present nor predicted, and a correlation
-if either side is constant (a constant prediction has learned nothing) or not finite (a diverged model).
-Shapes: M examples, C classes; classes are ids [M], or 0 or 1 for several labels per example [M, C].
+Undefined are: any metric of no examples, F1 of a class neither present nor predicted, and a correlation if
+either side is constant (a constant prediction has learned nothing) or not finite (a diverged model). Shapes:
+M examples, C classes; classes are ids [M], or 0 or 1 for several labels per example [M, C].
 """
 
 import sys
@@ -37,7 +37,7 @@ class Metric(measures.Metric):
 
 
 POSITIVE = 1
-"""Class for which F1 is computed: paraphrase in MRPC, duplicate in QQP."""
+"""The class that F1 refers to: paraphrase in MRPC, duplicate in QQP."""
 
 
 def accuracy(labels: Values, predictions: Values) -> float:
@@ -99,7 +99,7 @@ def mean_absolute_error(labels: Values, predictions: Values) -> float:
 
 
 def root_mean_squared_error(labels: Values, predictions: Values) -> float:
-    """Return the root mean squared error, in which large errors count for more."""
+    """Return the root mean squared error, which weighs large errors more heavily."""
     return _finite(np.sqrt(np.square(_errors(labels, predictions)).mean())) if len(labels) else 0.0
 
 
@@ -110,7 +110,7 @@ def _errors(labels: Values, predictions: Values) -> NDArray[np.float64]:
 
 
 def _finite(error: np.floating[Any]) -> float:
-    """Return the error or, for a diverged model, the largest float, because JSON has no infinity."""
+    """Return the error or, for a diverged model, the largest float, because JSON cannot express infinity."""
     return float(error) if np.isfinite(error) else sys.float_info.max
 
 
@@ -135,7 +135,7 @@ def metric_in(metrics: Iterable[Metric], name: str) -> Metric:
     """Return the metric with this name."""
     known = {metric.name: metric for metric in metrics}
     if name not in known:
-        raise UserError(f"there is no metric {name!r} here", remedy=f"take one of {', '.join(known)}")
+        raise UserError(f"unknown metric {name!r}", remedy=f"choose one of {', '.join(known)}")
     return known[name]
 
 
@@ -147,7 +147,7 @@ def compute_metrics(metrics: Iterable[Metric], labels: Values, predictions: Valu
     unlabelled = np.isnan(labels) if labels.dtype.kind == "f" else labels == NO_LABEL
     if unlabelled.any():
         raise UserError(
-            "some examples have no label to compare with", remedy="evaluate a labelled split, like dev"
+            "some examples lack a label to compare with", remedy="evaluate a labelled split, for example dev"
         )
     return {
         metric.name: metric.compute(labels, predictions) for metric in metrics if metric.compute is not None

@@ -150,7 +150,7 @@ class TaskObjective(nn.Module):
 
 
 def mark_sizes_as_changing(batch: TaskBatch) -> None:
-    """Tell the compiler that T, S, M and P vary between steps, before it treats them as constants."""
+    """Declare to the compiler that T, S, M and P vary, before it treats them as constants."""
     inputs = batch.inputs
     per_token = (inputs.tokens_T, inputs.segments_T, inputs.positions_T)
     per_sequence = (inputs.layout.starts_S1, batch.items_S, batch.passages_S2)

@@ -27,8 +27,9 @@ class Predictions:
     """Predictions of a model for a split."""
 
     scores: Numbers
-    """classify, multilabel: probabilities [M, C]; choice: those of all options one after the other [N];
-    regress: numbers [M]; tag: probabilities [P, C]; span: start and end scores [T, 2]."""
+    """classify, multilabel: probabilities [M, C]; choice: probabilities of all options one after the other
+    [N]; regress: numbers [M]; tag: probabilities [P, C]; span: start and end scores [T, 2].
+    """
     answers: tuple[QuestionAnswer, ...] = ()
     """span: the answer to each question."""
     thresholds: tuple[float, ...] = ()
@@ -111,7 +112,7 @@ def softmax(logits: Numbers) -> Numbers:
 
 
 def softmax_of_items(logits_N: Numbers, items_M1: NDArray[np.int64]) -> Numbers:
-    """Return the probability of each sequence among those of its item."""
+    """Return the probability of each sequence among all sequences of its item."""
     counts_M = np.diff(items_M1)
     raised_N = np.exp(logits_N - np.repeat(np.maximum.reduceat(logits_N, items_M1[:-1]), counts_M))
     probabilities_N: Numbers = raised_N / np.repeat(np.add.reduceat(raised_N, items_M1[:-1]), counts_M)

@@ -153,6 +153,6 @@ def published_lines(task: str, split: str = "dev") -> list[str]:
 
 
 def published_scores(task: str, split: str = "dev") -> tuple[PublishedScore, ...]:
-    """Return the published results for a task and split; empty if there are none."""
+    """Return the published results for a task and split, if any."""
     part = split.removeprefix("dev").removeprefix("test").removeprefix("-")
     return PUBLISHED_SCORES.get(f"{task}-{part}" if part else task, ())

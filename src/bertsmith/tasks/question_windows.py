@@ -98,7 +98,7 @@ def answer_pieces(questions: Sequence[Question], passages: Passages) -> Numbers:
     return pieces_Q2
 
 
-# --- from the library's offsets to those that a reader would mark ---
+# --- from the library's offsets to the offsets that a reader would mark ---
 
 
 def _tidied(offsets_X2: Numbers, characters_C: NDArray[np.uint32]) -> Numbers:

@@ -15,7 +15,10 @@ MAX_ROWS = 20_000
 """Maximum training rows of TF-IDF and logistic regression: with many classes, more take minutes."""
 MAX_ITERATIONS = 1000
 INVERSE_PENALTY = 10.0
-"""scikit-learn's C; on six sets of 1,000 rows its default of 1 is 1.4 points better to 16.7 worse."""
+"""scikit-learn's C.
+
+On six sets of 1,000 rows its default of 1 is between 1.4 points better and 16.7 worse.
+"""
 MAX_SPAN = 20
 """Maximum words in a span of the dictionary, so that time is linear in the text."""
 UNTAGGED = "O"
@@ -40,7 +43,7 @@ def tfidf_probabilities(
         model.fit(
             words.fit_transform([" ".join(each.parts) for each in known]), [each.label for each in known]
         )
-    except ValueError as error:  # no word in any text, or a single class
+    except ValueError as error:  # all texts are empty, or there is a single class
         raise UserError(f"cannot be fitted ({error})") from error
     columns = [labels.index(label) for label in model.classes_]
     scores_MC[:, columns] = model.predict_proba(words.transform([" ".join(each.parts) for each in examples]))
@@ -50,7 +53,7 @@ def tfidf_probabilities(
 def dictionary_tags(
     train: Sequence[TaggedExample], examples: Sequence[TaggedExample], labels: tuple[str, ...]
 ) -> list[list[str]]:
-    """Return the tags of each sentence by the spans of the training set: the longest known one wins.
+    """Return the tags of each sentence by the spans of the training set: the longest one wins.
 
     Tags that are not spans come from a dictionary of words, each with its most frequent tag.
     """
@@ -78,7 +81,7 @@ def dictionary_tags(
 
 
 def _span_tags(length: int, kind: str, labels: tuple[str, ...]) -> list[str]:
-    """Return the tags of a span in the first scheme whose tags the labels have: BIOES, IOB2 or IOB1."""
+    """Return the tags of a span in the first scheme that the labels follow: BIOES, IOB2 or IOB1."""
     ending = f"-{kind}" if kind else ""
     letters = ["S"] if length == 1 else ["B", *"I" * (length - 2), "E"]
     for spelled in (letters, ["B", *"I" * (length - 1)], ["I"] * length):

@@ -72,5 +72,5 @@ def _divergences(ours_TC: Tensor, theirs_TC: Tensor, layout: Layout) -> Tensor:
 
 
 def _teacher(batch: TaskBatch) -> Tensor:
-    assert batch.teacher is not None, "the batch brings a teacher's scores along"
+    assert batch.teacher is not None, "the batch must have a teacher's scores"
     return batch.teacher

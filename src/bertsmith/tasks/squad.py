@@ -43,7 +43,7 @@ def question_table_reader(unanswered: Unanswered) -> Reader:
                 continue
             if index == 0 and "passage" not in row.values and "context" not in row.values:
                 remedy = f"its columns are {', '.join(map(repr, row.values))}"
-                raise UserError("has no column 'passage' (or 'context')", where=row.where, remedy=remedy)
+                raise UserError("lacks a column 'passage' (or 'context')", where=row.where, remedy=remedy)
             entry = _entry_of_row(row.values, str(index))
             yield _question(entry, where=row.where, unanswered=unanswered)
 
@@ -58,7 +58,7 @@ def _entries(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
             place = f"{where}.paragraphs[{p}]"
             for q, entry in enumerate(_list_in(paragraph, "qas", where=place)):
                 if not isinstance(entry, dict):
-                    raise UserError("is no question", where=f"{place}.qas[{q}]", remedy=_SHAPE)
+                    raise UserError("is not a question", where=f"{place}.qas[{q}]", remedy=_SHAPE)
                 around = {"context": paragraph.get("context"), "title": article.get("title", "")}
                 yield {**entry, **around}, f"{place}.qas[{q}]"
 
@@ -68,9 +68,9 @@ def _list_in(value: Any, key: str, *, where: str) -> list[Any]:
     if isinstance(found, list):
         return found
     if isinstance(value, dict) and "Data" in value:
-        remedy = "turn it into SQuAD's form with TriviaQA's own convert_to_squad_format.py"
+        remedy = "convert it to SQuAD's form with TriviaQA's own convert_to_squad_format.py"
         raise UserError("is in TriviaQA's own form", where=where, remedy=remedy)
-    raise UserError(f'has no list "{key}"', where=where, remedy=_SHAPE)
+    raise UserError(f'lacks a list "{key}"', where=where, remedy=_SHAPE)
 
 
 def _json_of(path: Path) -> Any:
@@ -134,7 +134,7 @@ def _answers(golds: Any, passage: str) -> tuple[Answer, ...] | str:
         text = gold.get("text") if isinstance(gold, dict) else None
         start = _number(gold.get("answer_start")) if isinstance(gold, dict) else None
         if not isinstance(text, str) or not text.strip() or start is None:
-            return f"an answer has no text, or its start is no number: {json.dumps(gold, default=str)[:100]}"
+            return f"an answer lacks a text or a numeric start: {json.dumps(gold, default=str)[:100]}"
         nearest = _nearest(text, passage, start=start)
         if nearest is None:
             return f"the answer {text[:60]!r} is not in its passage"
@@ -216,6 +216,6 @@ TASKS: tuple[Task, ...] = (
         metrics=_METRICS,
         splits=_triviaqa_splits(),
         folders=("triviaqa", "TriviaQA"),
-        settings=_SQUAD,  # the paper trains on it before SQuAD 1.1 and gives no settings of its own
+        settings=_SQUAD,  # the paper trains on it before SQuAD 1.1 and does not give other settings for it
     ),
 )

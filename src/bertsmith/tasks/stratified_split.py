@@ -13,7 +13,7 @@ from bertsmith.tasks.example_types import Example
 MIN_ROWS_TO_SPLIT = 10
 """Minimum rows for a split: a smaller file is used for training as a whole."""
 DEV, TEST = "dev", "test-part"
-"""Names of the parts; the second is the part of the file that the finished model is tested on."""
+"""Names of the parts; the finished model is tested on the second."""
 
 
 def held_back(
@@ -50,7 +50,7 @@ def held_back_fold(
     """
     if len(examples) < max(MIN_ROWS_TO_SPLIT, 2 * folds):
         what = f"{len(examples)} rows are too few for {folds} folds"
-        raise UserError(what, key="folds", remedy="take fewer folds, or more rows")
+        raise UserError(what, key="folds", remedy="use fewer folds, or more rows")
     parts = held_back(examples, dev_fraction=0.0, test_fraction=test_fraction)
     rest = [each for each in examples if each.key not in parts]
     left = Counter(label for each in rest for label in each.label_names)

@@ -1,4 +1,4 @@
-"""The format of a table: the delimiter of its cells, its encoding, and its columns if there is no header."""
+"""The format of a table: the delimiter of its cells, its encoding, and its columns if it lacks a header."""
 
 import csv
 import io
@@ -35,12 +35,12 @@ class TableFormat:
         """Parse the options of the command line: a character or `tab`, column names with commas between."""
         mark = _SPELLED.get(delimiter, delimiter)
         if len(mark) > 1 or mark in ('"', "\n", "\r"):
-            remedy = "give one character, such as ';', or tab"
-            raise UserError(f"{delimiter!r} cannot part cells", key="delimiter", remedy=remedy)
+            remedy = "give one character, for example ';', or tab"
+            raise UserError(f"{delimiter!r} cannot separate cells", key="delimiter", remedy=remedy)
         try:
             io.TextIOWrapper(io.BytesIO(), encoding=encoding or "utf-8")
         except LookupError as error:
-            remedy = "name one such as cp1252, latin-1 or utf-16"
+            remedy = "name one of Python's, for example cp1252, latin-1 or utf-16"
             raise UserError(f"unknown encoding {encoding!r}", key="encoding", remedy=remedy) from error
         parts = columns.split(",") if isinstance(columns, str) and columns else columns
         names = tuple(name.strip() for name in parts)
@@ -67,7 +67,9 @@ def header_delimiter(path: Path, line: str, needed: Sequence[str], *, headless: 
         fitting = [max(cells, key=lambda mark: (len(set(needed) & set(cells[mark])), len(cells[mark])))]
     if not fitting or fitting[0] == ",":
         return ","
-    _report_once(f"{path}: its first line shows {DELIMITERS[fitting[0]]} between its cells, and is read so")
+    _report_once(
+        f"{path}: its first line has {DELIMITERS[fitting[0]]} between its cells, the detected delimiter"
+    )
     return fitting[0]
 
 

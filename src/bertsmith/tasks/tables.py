@@ -58,7 +58,7 @@ class Columns:
 
     needed: tuple[str, ...] = ()
     headless: tuple[str, ...] = ()
-    """Names of the columns if the first line does not name them; the table may then have no header."""
+    """Names of the columns if the first line does not name them; such a table does not need a header."""
 
 
 ANY_COLUMNS, USUAL_FORMAT = Columns(), TableFormat()
@@ -71,7 +71,7 @@ def rows_of(
     suffix = bare_suffix(path)
     if suffix in _SELF_DESCRIBED:
         if form.delimiter or form.columns:
-            what, remedy = f"a {suffix} file names its columns itself", "leave out `delimiter` and `columns`"
+            what, remedy = f"a {suffix} file already names its columns", "remove `delimiter` and `columns`"
             raise UserError(what, where=str(path), remedy=remedy)
         return _SELF_DESCRIBED[suffix](path, columns, form)
     if form.columns:
@@ -82,7 +82,7 @@ def rows_of(
 
 
 def column_names(path: Path, form: TableFormat = USUAL_FORMAT) -> tuple[str, ...]:
-    """Return the columns of a table, from its first row; empty if it has no rows."""
+    """Return the columns of a table, from its first row; empty if it is empty."""
     if form.columns:
         return form.columns
     first = next((row for row in rows_of(path, form=form) if isinstance(row, Row)), None)
@@ -117,7 +117,7 @@ def _lines_of_records(path: Path, form: TableFormat, *, begun: Callable[[], int]
     """Yield the lines of a table; raise at a record with too many lines, given the lines before it."""
     for number, line in numbered_lines(path, form.encoding):
         if number - begun() > _MAX_RECORD_LINES:  # the largest cell has room for millions
-            what, where = f"is a cell of more than {_MAX_RECORD_LINES:,} lines", f"{path}:{begun() + 1}"
+            what, where = f"has a cell of more than {_MAX_RECORD_LINES:,} lines", f"{path}:{begun() + 1}"
             raise UserError(what, where=where, remedy="close its quotes, or split its text")
         yield line.decode("utf-8", errors="surrogateescape")
 
@@ -138,7 +138,7 @@ def _quoted(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | B
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            remedy = 'mend the quotes: a cell with a quote is "quoted", and a quote in it is doubled'
+            remedy = 'correct the quotes: write a cell with a quote as "quoted", and double a quote in it'
             raise UserError(f"is not CSV ({error})", where=where, remedy=remedy) from error
         if cells is None:
             return
@@ -162,7 +162,7 @@ def _json(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | Bad
         first = False
         lacking = [name for name in columns.needed if name not in values]
         if lacking:
-            what = f"has no {_listed(lacking)}, only {_listed(values)}"
+            what = f"lacks {_listed(lacking)}, it has {_listed(values)}"
             yield BadLine(what, where, "write every field in every line")
         else:
             yield Row(values, where)
@@ -181,7 +181,7 @@ def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str
             items = json.loads(b"".join(line for _, line in held))
         except (ValueError, RecursionError) as error:
             if bare_suffix(path) == ".json":
-                remedy = "write one array of objects, or one object a line"
+                remedy = "write one array of objects, or one object per line"
                 raise UserError(f"is not valid JSON ({error})", where=str(path), remedy=remedy) from error
         else:
             for number, item in enumerate(items, 1):
@@ -197,7 +197,7 @@ def _json_objects(path: Path, form: TableFormat) -> Iterator[tuple[str, dict[str
 
 def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | BadLine]:
     if form.encoding:
-        raise UserError("a Parquet file is UTF-8", where=str(path), remedy="leave out `encoding`")
+        raise UserError("Parquet files are always UTF-8", where=str(path), remedy="remove `encoding`")
     try:
         from pyarrow import ArrowException  # type: ignore[import-untyped]
         from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
@@ -214,7 +214,7 @@ def _parquet(path: Path, columns: Columns, form: TableFormat) -> Iterator[Row | 
                     yield Row(values, f"{path}:{number}")
     except (ArrowException, OSError, ValueError) as error:
         what = f"is not a whole Parquet file ({error})"
-        raise UserError(what, where=str(path), remedy="fetch it again") from error
+        raise UserError(what, where=str(path), remedy="download it again") from error
 
 
 def numbered_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, bytes]]:
@@ -227,7 +227,7 @@ def numbered_lines(path: Path, encoding: str = "") -> Iterator[tuple[int, bytes]
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), b""), 1):
             _check_line(line, f"{path}:{number}")
             if number == 1 and line.startswith(_UTF16_MARKS):
-                remedy = "convert it: iconv -f UTF-16 -t UTF-8; tables of your own take `encoding=utf-16`"
+                remedy = "convert it: iconv -f UTF-16 -t UTF-8; for your own tables, use `encoding=utf-16`"
                 raise UserError("is UTF-16 text", where=str(path), remedy=remedy)
             yield number, line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
 
@@ -241,14 +241,14 @@ def _recoded_lines(path: Path, encoding: str) -> Iterator[tuple[int, bytes]]:
                 yield number, (line.removeprefix("\ufeff") if number == 1 else line).encode("utf-8")
         except UnicodeError as error:
             what = f"is not {encoding} text ({error})"
-            remedy = "name another `encoding`, or leave it out for UTF-8"
+            remedy = "name another `encoding`, or remove it for UTF-8"
             raise UserError(what, where=f"{path}:{number + 1}", remedy=remedy) from error
 
 
 def _check_line(line: str | bytes, where: str) -> None:
     """Raise at a very long line: a small compressed file can contain gigabytes without a line end."""
     if len(line) >= _MAX_LINE:
-        what = f"is a line of {_MAX_LINE >> 20} MiB or more"
+        what = f"has a line of {_MAX_LINE >> 20} MiB or more"
         raise UserError(what, where=where, remedy="split its texts, or check that it is a table")
 
 
@@ -269,9 +269,9 @@ def _json_object(line: bytes, where: str) -> dict[str, Any] | BadLine:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return BadLine(f"is not valid JSON ({error})", where, "mend it: one object a line")
+        return BadLine(f"is not valid JSON ({error})", where, "correct it: one object per line")
     if not isinstance(value, dict):
-        return BadLine("is not a JSON object", where, "write one object a line")
+        return BadLine("is not a JSON object", where, "write one object per line")
     return value
 
 
@@ -284,7 +284,7 @@ def _names(cells: Sequence[str], columns: Columns, where: str) -> tuple[tuple[st
     if columns.headless and not is_header:
         _refuse_missing(columns.headless, columns.needed, where)
         return columns.headless, False
-    _refuse_missing(names, columns.needed, where, advice="; a file without a header takes `columns=a,b,c`")
+    _refuse_missing(names, columns.needed, where, advice="; for a file without a header, use `columns=a,b,c`")
     twice = sorted(name for name in columns.needed if names.count(name) > 1)
     if twice:
         raise UserError(f"has two columns {twice[0]!r}", where=where, remedy="rename one of them")
@@ -295,7 +295,7 @@ def _refuse_missing(names: Sequence[str], needed: Sequence[str], where: str, *, 
     for name in needed:
         if name not in names:
             remedy = f"its columns are {_listed(names)}{_other_delimiter(names) or advice}"
-            raise UserError(f"has no column {name!r}", where=where, remedy=remedy)
+            raise UserError(f"lacks the column {name!r}", where=where, remedy=remedy)
 
 
 def _other_delimiter(names: Sequence[str]) -> str:
@@ -304,15 +304,15 @@ def _other_delimiter(names: Sequence[str]) -> str:
     if not found:
         return ""
     spelled = "tab" if found[0] == "\t" else f"'{found[0]}'"
-    return f"; its cells seem to be parted by {DELIMITERS[found[0]]}: say `delimiter={spelled}`"
+    return f"; its cells seem to be separated by {DELIMITERS[found[0]]}: use `delimiter={spelled}`"
 
 
 def _row(names: Sequence[str], cells: Sequence[str], where: str) -> Row | BadLine:
     if len(cells) != len(names):
-        what = f"has {len(cells)} columns where {len(names)} are expected ({_listed(names)})"
-        remedy = "mend the line: a separator is missing or stands inside of a text"
+        what = f"has {len(cells)} columns instead of {len(names)} ({_listed(names)})"
+        remedy = "correct the line: a separator is missing, or a text contains one"
         if len(names) == 1:
-            remedy = "put texts that hold the delimiter into quotes, or say a `delimiter` that no text holds"
+            remedy = "quote texts that contain the delimiter, or use another `delimiter`"
         return BadLine(what, where, remedy)
     return Row(dict(zip(names, cells, strict=True)), where)
 
@@ -335,7 +335,7 @@ _SELF_DESCRIBED: dict[str, Callable[[Path, Columns, TableFormat], Iterator[Row |
 TABLE_SUFFIXES = (".tsv", ".txt", ".csv", *_SELF_DESCRIBED)
 
 
-_MEND, _FILL = "mend the line", "fill or remove the line"
+_MEND, _FILL = "correct the line", "fill or remove the line"
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,7 +407,7 @@ def _example(row: Row, columns: TextColumns, place: int) -> TextExample | BadLin
     try:
         texts = [_text(row, column) for column in columns.texts]
         if not any(map(str.strip, texts)):
-            return BadLine(f"has no text in {' and '.join(columns.texts)}", row.where, _FILL)
+            return BadLine(f"lacks a text in {' and '.join(columns.texts)}", row.where, _FILL)
         key = cell_text(row.values.get(columns.key)) or str(place)
     except ValueError as error:
         return BadLine(str(error), row.where, _MEND)
@@ -427,12 +427,12 @@ def _labelled(example: TextExample, row: Row, column: LabelColumn) -> TextExampl
     try:
         spelling = "" if isinstance(cell, list) else cell_text(cell)
         if spelling in column.undecided:
-            what = f"has no gold label ({spelling}): the annotators disagreed"
-            return Undecided(what, row.where, "nothing is to be done", example)
+            what = f"lacks a gold label ({spelling}): the annotators disagreed"
+            return Undecided(what, row.where, "nothing needs to be done", example)
         if isinstance(cell, list) or spelling not in column.unlabelled:
             return replace(example, label=column.rule(cell))
     except ValueError as error:
         return BadLabel(str(error), row.where, _MEND, example)
     if column.wanted == "always":
-        return BadLabel(f"has no label in {column.name!r}", row.where, _FILL, example)
+        return BadLabel(f"lacks a label in {column.name!r}", row.where, _FILL, example)
     return example

@@ -62,7 +62,7 @@ def scheme_of(tag_sequences: Iterable[Sequence[str]]) -> Scheme:
     for tags in tag_sequences:
         parts = [_part(tag, "bioes") for tag in tags]
         for before, after in pairwise([None, *parts]):
-            # Between spans of one type, IOB1 and IOB2 both write B-: they differ only where the type changes.
+            # Between spans of one type, IOB1 and IOB2 both write B-: they differ only at changes of type.
             if after is not None and (after.letter in "ES" or before is None or before.type != after.type):
                 beginnings[after.letter] += 1
     if beginnings["E"] or beginnings["S"]:

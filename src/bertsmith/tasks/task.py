@@ -78,7 +78,7 @@ class ReadSplit:
 
     examples: tuple[Example, ...]
     skipped: tuple[BadLine, ...]
-    """Lines that could not be read, and examples whose annotators disagreed."""
+    """Lines that could not be read, and examples that the annotators disagreed on."""
     path: Path
     """The file, or the folder if several files make the split."""
 
@@ -129,24 +129,24 @@ def _sorted_out(found: Iterable[Example | BadLine], source: _Source, *, skip_bad
 def _filled(read: ReadSplit, task: Task, split: str) -> ReadSplit:
     if not read.examples:
         published = bool(task.folders)
-        remedy = f"fetch the {split} file of {task.title} again" if published else "put examples into it"
+        remedy = f"download the {split} file of {task.title} again" if published else "put examples into it"
         skipped = ""
         if read.skipped:
             first = read.skipped[0]
-            skipped = f": {len(read.skipped):,} lines were skipped, the first one: {first.where} {first.what}"
+            skipped = f": {len(read.skipped):,} lines were skipped, first: {first.where} {first.what}"
             remedy = first.remedy
-        raise UserError(f"holds no examples{skipped}", where=str(read.path), remedy=remedy)
+        raise UserError(f"contains no examples{skipped}", where=str(read.path), remedy=remedy)
     return read
 
 
 def labels_of(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
-    """Return the classes or tags in order: the published ones, or else those of the examples, sorted."""
+    """Return the classes or tags in order: the published ones, or else the sorted labels of the examples."""
     if task.labels or not task.kind.min_labels:
         return task.labels
     counts = Counter(label for example in examples for label in example.label_names)
     if len(counts) < task.kind.min_labels:
         found = f"only the label {next(iter(counts))!r}" if counts else "no labels"
-        what = f"there is nothing to tell apart: the examples have {found}"
+        what = f"there is nothing to learn: the examples have {found}"
         remedy = "choose another label column, or add examples of other classes"
         raise UserError(what, where=examples[0].where if examples else "", remedy=remedy)
     if all(map(_NUMBER.fullmatch, counts)):
@@ -157,7 +157,7 @@ def labels_of(task: Task, examples: Sequence[Example]) -> tuple[str, ...]:
 def _found_source(task: Task, data: Path, split: str) -> _Source:
     if split not in task.splits:
         remedy = f"its splits are {', '.join(task.splits)}"
-        raise UserError(f"{task.title} has no split {split!r}", remedy=remedy)
+        raise UserError(f"{task.title} does not have a split {split!r}", remedy=remedy)
     source = _source(task, data, split)
     if source is None:
         raise _not_found(task, data, split)
@@ -212,15 +212,15 @@ def _not_found(task: Task, data: Path, split: str) -> UserError:
     if data.is_file():
         own = (bare_suffix(Path(pattern)) for pattern in task.splits[split].files)
         formats = TABLE_SUFFIXES if task.kind.from_tables else filter(None, dict.fromkeys(own))
-        what = f"is in no format that {task.title} is read from"
-        return UserError(what, where=str(data), remedy=f"give it as {', '.join(formats)}")
+        what = f"is not in a supported format of {task.title}"
+        return UserError(what, where=str(data), remedy=f"write it as {', '.join(formats)}")
     if not data.exists():
-        return UserError("no such file or folder", where=str(data), remedy=f"name a folder with {names}")
-    remedy = f"looked for {names}, packed or not"
+        return UserError("does not exist", where=str(data), remedy=f"name a folder with {names}")
+    remedy = f"looked for {names}, compressed or not"
     folders = [name for name in task.folders if (data / name).is_dir()]
     if folders:
         remedy += f", also in {', '.join(folders)}"
-    return UserError(f"has no {split} file of {task.title}", where=str(data), remedy=remedy)
+    return UserError(f"lacks the {split} file of {task.title}", where=str(data), remedy=remedy)
 
 
 def _checked(task: Task, source: _Source) -> Iterator[Example | BadLine]:
@@ -233,7 +233,7 @@ def _checked(task: Task, source: _Source) -> Iterator[Example | BadLine]:
                 yield example
             elif example.key in seen:
                 what = f"has the id {example.key!r}, as {seen[example.key]} has"
-                yield BadLine(what, example.where, "give every example its own")
+                yield BadLine(what, example.where, "give every example a different id")
             else:
                 seen[example.key] = example.where
                 yield unreadable(example) or _with_known_labels(example, known)
@@ -244,4 +244,4 @@ def _with_known_labels(example: Example, known: set[str]) -> Example | BadLine:
         return example
     unknown = sorted(set(example.label_names) - known)
     what = f"has the unknown label {unknown[0]!r}; the labels are {', '.join(sorted(known))}"
-    return BadLabel(what, example.where, "mend the label", example)
+    return BadLabel(what, example.where, "correct the label", example)

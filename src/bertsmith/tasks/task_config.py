@@ -90,8 +90,8 @@ def check_label_thresholds(config: TaskConfig, *, where: str) -> None:
         return
     labels = f"a {config.kind.name} task with {counted(len(config.labels), 'label')}"
     if not count:
-        remedy = "leave it off: it is for two classes, and for multilabel"
-        raise UserError(f"{labels} decides without thresholds", where=where, remedy=remedy)
+        remedy = "leave it off: thresholds are for two classes, and for multilabel"
+        raise UserError(f"{labels} does not use thresholds", where=where, remedy=remedy)
     if thresholds != "tuned" and len(thresholds) != count:
-        what = f"{labels} takes {counted(count, 'threshold')}, not {len(thresholds)}"
+        what = f"{labels} needs {counted(count, 'threshold')}, not {len(thresholds)}"
         raise UserError(what, where=where, remedy="give one for each label, or tuned")

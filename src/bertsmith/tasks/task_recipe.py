@@ -21,7 +21,7 @@ def finetuning_recipe(
 ) -> FinetuningRecipe:
     """Return the recipe for a task, with `key=value` overrides on top of its published settings.
 
-    Each option is a pair: the user's option, for error messages, and the `key=value` it stands for.
+    Each option is a pair: the user's option, for error messages, and the `key=value` that it means.
     """
     return finetuning_recipe_with_origins(task, overrides, options=options).recipe
 

@@ -27,7 +27,7 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 FRONT_PART = 4
 """Front part: 1/4. Sun et al. 2019 (How to Fine-Tune BERT for Text Classification): 128 of 510 tokens."""
 WORTH_A_TABLE = 1000
-"""Minimum number of texts for which building the fast encoder pays off."""
+"""Minimum number of texts that make building the fast encoder worthwhile."""
 TEXTS_AT_ONCE = 1 << 14
 SEQUENCES_AT_ONCE = 1 << 13
 """Sequences laid out together; bounds the memory of the 64-bit intermediate arrays."""

@@ -26,10 +26,10 @@ def words_for(tokenizer: Tokenizer, files: Sequence[Path]) -> list[str]:
 
 
 def _numbered_words(file: Path) -> list[tuple[int, str]]:
-    lines = read_text(file, remedy="give a text file with one word a line").splitlines()
+    lines = read_text(file, remedy="give a text file with one word per line").splitlines()
     words = [(number, line.strip()) for number, line in enumerate(lines, start=1) if line.strip()]
     if not words:
-        raise UserError("holds no word", where=str(file), remedy="write one word a line")
+        raise UserError("contains no words", where=str(file), remedy="write one word per line")
     return words
 
 
@@ -51,7 +51,7 @@ def with_words(tokenizer: Tokenizer, words: Sequence[str]) -> Tokenizer:
             vocabulary[word] = vocabulary.pop(slot)
         else:
             vocabulary[word], end = end, end + 1
-    # A slot that is also declared as an added token would bring back its old name besides the word.
+    # A slot that is also declared as an added token would bring back its old name as well.
     pipeline["added_tokens"] = [token for token in pipeline["added_tokens"] if token["content"] not in taken]
     return Tokenizer(type(spec)(json.dumps(pipeline), spec.settings, spec.where))
 
@@ -71,5 +71,5 @@ def _normalised(tokenizer: Tokenizer, word: str, *, where: str) -> str:
     pieces = tokenizer.words_of(word)
     if len(pieces) != 1:
         what = f"{word!r} is {len(pieces)} words to this tokenizer"
-        raise UserError(what, where=where, remedy="give one word a line, without spaces or punctuation")
+        raise UserError(what, where=where, remedy="give one word per line, without spaces or punctuation")
     return pieces[0]

@@ -22,7 +22,7 @@ Ints = NDArray[np.int32]
 Counts = NDArray[np.int64]
 Number = TypeVar("Number", np.int32, np.int64)
 
-NOTHING = 0  # the piece at empty positions, and the pair at positions where no pair begins
+NOTHING = 0  # the piece at empty positions, and the pair at positions without one
 
 
 class Pairs:
@@ -36,7 +36,7 @@ class Pairs:
         self._beside: dict[int, array[int]] = {}
 
     def beside(self, piece: int) -> Ints:
-        """Return the pairs that a piece is part of."""
+        """Return the pairs that contain a piece."""
         return np.array(self._beside.get(piece, ()), np.int32)
 
     def number(self, left: int, right: int) -> int:
@@ -65,7 +65,7 @@ class Segmentation:
         self._after_P = np.arange(1, size + 1, dtype=np.int32)
         self._before_P = np.arange(-1, size - 1, dtype=np.int32)
         self._pair_P = np.zeros(size, np.int32)
-        # The ascending positions of each piece: a merge searches those of one piece, not all positions.
+        # The ascending positions of each piece: a merge searches only one piece's positions.
         order = np.argsort(piece_P, kind="stable").astype(np.int32)
         starts = np.flatnonzero(np.diff(piece_P[order], prepend=-1))
         parts: Sequence[Ints] = np.split(order, starts[1:])
@@ -94,7 +94,7 @@ class Segmentation:
         self._after_P[at_C] = self._after_P[right_C]
         self._before_P[self._after_P[at_C]] = at_C
         self._positions[into] = np.union1d(self._positions.get(into, at_C), at_C)
-        # Every pair that begins there now includes `into`, so its number, if any, is in `beside(into)`.
+        # Every pair that begins there now includes `into`; a number it already has is in `beside(into)`.
         known = {
             (int(self.pairs.left[it]), int(self.pairs.right[it])): int(it) for it in self.pairs.beside(into)
         }
@@ -110,7 +110,7 @@ class Segmentation:
         found: Ints = candidates[self._pair_P[candidates] == pair]
         if left != right:
             return found
-        # In a run like aaaa, take only every second position, because a piece can be joined only once.
+        # In a run like aaaa, take only every second position: a piece can be joined only once.
         kept, taken = [], -1
         for position, after in zip(found.tolist(), self._after_P[found].tolist(), strict=True):
             if position != taken:
@@ -162,9 +162,9 @@ def frequency_gain(pair: Gains, left: Gains, right: Gains, total: float) -> Gain
 class MergeRanking:
     """Finds the pair with the largest gain; ties are broken by text.
 
-    A shortlist has each pair whose gain may exceed `floor`. A merge shortens all text, which lowers gains.
-    It raises gains only for pairs with a piece it touched, which `update` adds. So while the best pair of
-    the shortlist is above the floor, it is the best of all; otherwise the list is rebuilt.
+    A shortlist has each pair whose gain may exceed `floor`. A merge shortens all text, which lowers gains. It
+    raises gains only for pairs with a piece it touched, which `update` adds. So while the best pair of the
+    shortlist is above the floor, it is the best of all; otherwise the list is rebuilt.
     """
 
     def __init__(self, segmentation: Segmentation, gain: GainRule, *, min_count: int, shortlist: int) -> None:
@@ -175,7 +175,7 @@ class MergeRanking:
         self._make_shortlist()
 
     def best(self, texts: Sequence[str]) -> int:
-        """Return the pair to join next, or 0 if none is frequent enough; texts are those of the pieces."""
+        """Return the pair to join next, or 0 if all are too rare; `texts` are the texts of the pieces."""
         if len(self._shortlist) > self._too_long:
             self._make_shortlist()
         while True:

@@ -67,9 +67,9 @@ class VocabularySettings:
 
     def __post_init__(self) -> None:
         if self.kind in ("byte-bpe", "unigram") and self.unused:
-            remedy = "leave out `unused`, or learn a WordPiece vocabulary"
+            remedy = "remove `unused`, or learn a WordPiece vocabulary"
             name = {"byte-bpe": "byte-level BPE", "unigram": "a unigram vocabulary"}[self.kind]
-            raise UserError(f"{name} has no [unused] pieces", remedy=remedy)
+            raise UserError(f"{name} cannot have [unused] pieces", remedy=remedy)
 
     def cutter(self) -> WordCutter:
         """Return the word cutter for this kind of vocabulary."""
@@ -105,7 +105,7 @@ class LearnedVocabulary:
 def learn_vocabulary(counts: WordCounts, settings: VocabularySettings) -> LearnedVocabulary:
     """Learn the vocabulary of these words, which the settings' own cutter must have cut."""
     if not counts.learned:
-        raise UserError("there are no words to learn from", remedy="give more text, or hold out less of it")
+        raise UserError("the text contains no words", remedy="give more text, or hold out less of it")
     learn = {"byte-bpe": _learn_byte_bpe, "unigram": _learn_unigram}.get(settings.kind, _learn_wordpiece)
     library, alphabet = learn(counts.learned, settings)
     # Score each word once with the model alone: the pipeline before it cuts text into exactly these words.
@@ -161,7 +161,7 @@ def _learn_unigram(words: Mapping[str, int], settings: VocabularySettings) -> tu
     start = len(_ALBERT_SPECIAL) + len(kept)
     if start > settings.size:
         what = f"a vocabulary of {settings.size} cannot hold the {start} special and one-character pieces"
-        raise UserError(what, remedy="ask for a larger one (`size`) or for fewer characters (`alphabet`)")
+        raise UserError(what, remedy="choose a larger one (`size`) or for fewer characters (`alphabet`)")
     scale = min(1.0, _UNIGRAM_WORDS / sum(words.values()))
     trainer = trainers.UnigramTrainer(
         vocab_size=settings.size,
@@ -206,7 +206,7 @@ def _grow(
         what = (
             f"a vocabulary of {settings.size} cannot hold the {len(start)} special and one-character pieces"
         )
-        larger = "ask for a larger one (`size`)"
+        larger = "choose a larger one (`size`)"
         fewer = "" if settings.kind == "byte-bpe" else " or for fewer characters (`alphabet`)"
         raise UserError(what, remedy=larger + fewer)
     pieces, merges = dict.fromkeys(start), []

@@ -45,8 +45,8 @@ class Lexicon:
         for file in files:
             entries = list(_entries(file))
             if not entries:
-                remedy = "write a phrase or an entity a line"
-                raise UserError("holds no entry", where=str(file), remedy=remedy)
+                remedy = "write one phrase or entity per line"
+                raise UserError("contains no entries", where=str(file), remedy=remedy)
             for text, kind in entries:
                 kinds.setdefault(text, kind)
         return cls(kinds)
@@ -67,7 +67,7 @@ def _entries(file: Path) -> Iterator[tuple[str, UnitKind]]:
             continue
         if name and name not in get_args(UnitKind):
             remedy = "write phrase or entity after the tab, or nothing"
-            raise UserError(f"{name!r} is no kind of unit", where=f"{file}:{number}", remedy=remedy)
+            raise UserError(f"{name!r} is not a kind of unit", where=f"{file}:{number}", remedy=remedy)
         yield text, cast(UnitKind, name or "entity")
 
 

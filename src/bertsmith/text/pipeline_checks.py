@@ -56,14 +56,14 @@ def _pattern_fault(name: str, part: Any) -> str:
 
 
 def _template_fault(template: dict[str, Any]) -> str:
-    """Return a fault for which the library would lose a text or panic with a trace of its own, or ""."""
+    """Return the fault that would make the library lose a text or panic with its own traceback, or ""."""
     single, pair, defined = (template.get(name) for name in ("single", "pair", "special_tokens"))
     if not isinstance(single, list) or not isinstance(pair, list) or not isinstance(defined, dict):
         return ""  # the library reports the error
     if _named_in(single, "Sequence") != {"A"} or _named_in(pair, "Sequence") != {"A", "B"}:
-        return "its template leaves a text out, or has one too many"
+        return "its template omits a text, or has one too many"
     unknown = _named_in([*single, *pair], "SpecialToken") - defined.keys()
-    return f"its template names {min(unknown)[:SHOWN]!r}, none of its special_tokens" if unknown else ""
+    return f"its template names {min(unknown)[:SHOWN]!r}, not one of its special_tokens" if unknown else ""
 
 
 def _templates(part: Any) -> Iterator[dict[str, Any]]:

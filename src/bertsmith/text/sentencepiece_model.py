@@ -13,7 +13,7 @@ from bertsmith.core.errors import UserError
 
 UNIGRAM = 1
 CONTROL, USER_DEFINED = 3, 4
-FETCH_MODEL = "fetch it again, or put the tokenizer.json of the same model there"
+FETCH_MODEL = "download it again, or add the tokenizer.json of the same model"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,15 @@ def read_sentencepiece_model(file: Path) -> SentencePieceModel:
         characters = _message(normaliser.get(2, b""))
     except (OSError, ValueError, struct.error) as error:  # UnicodeDecodeError is a ValueError
         raise UserError(
-            f"is no SentencePiece model ({error})", where=str(file), remedy=FETCH_MODEL
+            f"is not a SentencePiece model ({error})", where=str(file), remedy=FETCH_MODEL
         ) from error
     if trained.get(3, UNIGRAM) != UNIGRAM:
-        remedy = "put the tokenizer.json of the same model there"
-        raise UserError("is a SentencePiece model, but no unigram one", where=str(file), remedy=remedy)
+        remedy = "add the tokenizer.json of the same model"
+        raise UserError("is a SentencePiece model, but not a unigram model", where=str(file), remedy=remedy)
     unknown_id = trained.get(40, 0)
     if not isinstance(unknown_id, int) or unknown_id >= len(pieces):
         raise UserError(
-            "is no SentencePiece model: it has no unknown piece", where=str(file), remedy=FETCH_MODEL
+            "is not a SentencePiece model: it lacks the unknown piece", where=str(file), remedy=FETCH_MODEL
         )
     return SentencePieceModel(pieces, unknown_id, characters)
 
@@ -76,7 +76,7 @@ def _piece(entry: dict[int, int | bytes]) -> Piece:
 
 def _message(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a number where a text is expected")
+        raise ValueError("expected a text, found a number")
     return value
 
 
@@ -95,7 +95,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif key & 7 in sizes:
             size = sizes[key & 7]
         else:
-            raise ValueError(f"byte {at} begins no field")
+            raise ValueError(f"byte {at} does not begin a field")
         if at + size > len(message):
             raise ValueError("it is cut off")
         yield key >> 3, message[at : at + size]

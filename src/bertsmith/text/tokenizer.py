@@ -34,7 +34,7 @@ from bertsmith.text.tokenizer_settings import (
     token_name,
 )
 
-# Any text works: only the template tokens around it matter.
+# Any text works: only the surrounding template tokens matter.
 _SAMPLE = "a"
 MAX_ID_FACTOR, MAX_SPARE_IDS = 10, 100_000
 """Limits for ids beyond the pieces: each id needs a row of the embedding, whether or not it has a piece."""
@@ -84,7 +84,7 @@ def _longest_first(first: int, second: int, capacity: int) -> tuple[int, int]:
 
 
 class Tokenizer:
-    """Encodes and decodes text; made by `load` or `from_library`, never changed afterwards, picklable."""
+    """Encodes and decodes text; made by `load` or `from_library`, immutable and picklable."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         library = open_pipeline(spec)
@@ -102,9 +102,9 @@ class Tokenizer:
         self.vocabulary_size: Final = max(vocabulary.values()) + 1
         """Number of embedding rows: the highest id, added tokens included, plus one."""
         self.max_length: Final = max_length(spec.settings)
-        """Longest text in tokens according to tokenizer_config.json; None if it has no number."""
+        """Longest text in tokens according to tokenizer_config.json; None if it does not limit it."""
         self.gaps: Final = tuple(sorted(set(range(self.vocabulary_size)) - set(vocabulary.values())))
-        """Ids below the highest that have no token."""
+        """Ids below the highest that do not have a token."""
         self.closed: Final = self._make_reader(frozenset())
         """The library's tokenizer that recognises no special tokens in texts."""
         self._readers = {frozenset[str](): self.closed}
@@ -136,7 +136,9 @@ class Tokenizer:
         return _encoded(self._reader(allow_special).encode(text))
 
     def encode_pair(self, first: str, second: str, *, allow_special: tuple[str, ...] = ()) -> Encoded:
-        """Encode two texts in the template for pairs, or divided by `sep_id` if that puts nothing there."""
+        """Encode two texts in the template for pairs; if that puts nothing between them, `sep_id` divides
+        them.
+        """
         _check_text(first, where="first text")
         _check_text(second, where="second text")
         return self._divided(_encoded(self._reader(allow_special).encode(first, second)))
@@ -156,7 +158,7 @@ class Tokenizer:
         return [self._divided(each) if isinstance(text, tuple) else each for text, each in given]
 
     def prepare_masks(self) -> None:
-        """Build the reader of masks in texts, if there is a mask: this is slow for a large vocabulary."""
+        """Build the reader of masks in texts, if there is a mask; this is slow for a large vocabulary."""
         if self.has_mask:
             self._reader((self.mask_token,))
 
@@ -212,7 +214,10 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """Id of the padding token; packed texts have none, so that any other will do (GPT-2)."""
+        """Id of the padding token.
+
+        GPT-2 lacks one; since packed texts are not padded, another id is returned.
+        """
         return self.id(self._either("pad_token", "eos_token"))
 
     @property
@@ -227,12 +232,12 @@ class Tokenizer:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """Ids of the tokens that a text begins and ends with in a model that writes texts."""
+        """Ids of the first and last token of a text, in a model that generates text."""
         begins = self._either("bos_token", "cls_token", "eos_token")
         return self.id(begins), self.id(self._either("eos_token", "sep_token"))
 
     def id_of_role(self, role: str) -> int | None:
-        """Return the id of the token with this role, such as cls_token; None if there is none."""
+        """Return the id of the token with this role (for example cls_token), or None."""
         return self.id(self._roles[role]) if role in self._roles else None
 
     def _divided(self, pair: Encoded) -> Encoded:
@@ -255,7 +260,7 @@ class Tokenizer:
     def _role(self, role: str) -> str:
         if role not in self._roles:
             remedy = f"name its {role} in tokenizer_config.json"
-            raise UserError(f"this tokenizer has no {role}", where=self.spec.where, remedy=remedy)
+            raise UserError(f"this tokenizer lacks a {role}", where=self.spec.where, remedy=remedy)
         return self._roles[role]
 
     def _reader(self, allow_special: tuple[str, ...]) -> Library:
@@ -268,13 +273,13 @@ class Tokenizer:
         """Build a library tokenizer that recognises only the allowed special tokens in a text."""
         if unknown := allowed - self._special.keys():
             remedy = f"its special tokens are {' '.join(self._special)}"
-            raise UserError(f"{min(unknown)!r} is no special token of this tokenizer", remedy=remedy)
+            raise UserError(f"{min(unknown)!r} is not a special token of this tokenizer", remedy=remedy)
         closed = {literal: number for literal, number in self._special.items() if literal not in allowed}
         pipeline = _flag_special(self.spec.pipeline, closed)
         library = open_pipeline(TokenizerSpec(pipeline, {}, self.spec.where))
         library.encode_special_tokens = True
         if not isinstance(library.model, models.Unigram):
-            closed.pop(self._roles.get("unk_token", ""), None)  # text may well be unknown
+            closed.pop(self._roles.get("unk_token", ""), None)  # ordinary text may yield the unknown token
         # With encode_special_tokens the library treats a literal as text, but the model may still pick it if
         # its own vocabulary has it: ALBERT's unigram pieces "[CLS]" and "<pad>" have the best score of all.
         leaks = [literal for literal, number in closed.items() if _leaks(library, literal, number)]
@@ -298,7 +303,7 @@ def _encoded(encoding: Encoding) -> Encoded:
 
 def _check_text(text: object, *, where: str = "", index: int | None = None) -> None:
     if not isinstance(text, str):
-        what = f"is {type(text).__name__}, neither a text nor a pair"
+        what = f"is {type(text).__name__}, not a text or a pair"
         raise UserError(what, where=where, index=index, remedy="a text is a str, a pair a tuple of two")
     if fault := lone_surrogate(text):
         remedy = "decode the source as UTF-8, or replace the character by U+FFFD"
@@ -376,7 +381,7 @@ def _leaks(library: Library, literal: str, number: int) -> bool:
     return any(token.id == number and (not whole or token.value == literal) for token in tokens)
 
 
-# ---- templates: read from the tokenizer, whatever its files say, and used wherever ids become sequences
+# ---- templates: read from the tokenizer itself, not from its files, and used to build every sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -454,7 +459,7 @@ def join_pair(first: Encoded, second: Encoded, template: Template, *, limit: int
 
 
 def encode_ids(ids: Sequence[int], template: Template, *, prompt: Sequence[int] = ()) -> Encoded:
-    """Return token ids after those of a prompt, as `encode` returns the ids of a text; all offsets are 0.
+    """Return token ids after those of a prompt, like `encode` for a text; all offsets are 0.
 
     If the ids already begin and end with the template's special tokens, those are not repeated.
     """

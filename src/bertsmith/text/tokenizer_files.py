@@ -40,7 +40,7 @@ INSIDE = "##"  # BERT's prefix of a piece that continues a word
 
 log = logging.getLogger("bertsmith")
 
-USUAL_WORD_CHARACTERS = 100  # transformers' limit; Google's own tokenization.py says 200
+USUAL_WORD_CHARACTERS = 100  # the limit of transformers; that of Google's own tokenization.py is 200
 BYTE_ORDER_MARK = "\ufeff"
 SHOWN_LINES = 3
 TOKENIZER_FILES = (
@@ -84,8 +84,8 @@ def read_spec(folder: Path, *, max_word_characters: int) -> TokenizerSpec:
         if (file := folder / name).is_file():
             library, settings = read_sentencepiece(file, settings)
             return TokenizerSpec(library.to_str(), settings, where=str(file))
-    remedy = "put tokenizer.json, or vocab.txt, or vocab.json with merges.txt, or spiece.model there"
-    raise UserError("holds no tokenizer", where=str(folder), remedy=remedy)
+    remedy = "add tokenizer.json, vocab.txt, vocab.json with merges.txt, or spiece.model"
+    raise UserError("does not contain a tokenizer", where=str(folder), remedy=remedy)
 
 
 def write_spec(spec: TokenizerSpec, folder: Path) -> None:
@@ -117,12 +117,14 @@ def open_pipeline(spec: TokenizerSpec) -> Library:
         # An error that occurs only at an unknown character should be raised now, not hours into a corpus.
         for texts in (("a \N{CUNEIFORM SIGN A}",), ("a", "\N{CUNEIFORM SIGN A}")):
             library.encode(*texts)
-    except BaseException as error:  # the library raises bare Exception, and panics, which are not one
+    except BaseException as error:  # The library raises a bare Exception, or panics with a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         if isinstance(error, UserError):
             raise
-        raise UserError(f"is no usable tokenizer ({error})", where=spec.where, remedy=FETCH_AGAIN) from error
+        raise UserError(
+            f"is not a usable tokenizer ({error})", where=spec.where, remedy=FETCH_AGAIN
+        ) from error
     return library
 
 
@@ -155,16 +157,16 @@ def _follow_settings(library: Library, spec: TokenizerSpec) -> None:
         for key, attribute in NORMALIZER_SETTINGS.items():
             # Only the keys that the settings have: for others, the pipeline's value is intended.
             said, made = switch(settings, key), getattr(normalizer, attribute)
-            made = normalizer.lowercase if made is None else made  # null: accents are treated like case
+            made = normalizer.lowercase if made is None else made  # null: accents follow case
             if said is not None and said != made:
                 what = f"tokenizer_config.json has {key} {said} and tokenizer.json {made}"
-                log.warning("%s: %s: the former holds, as in transformers 5", spec.where, what)
+                log.warning("%s: %s: the former is used, as in transformers 5", spec.where, what)
                 setattr(normalizer, attribute, said)
         library.normalizer = normalizer
     cut, longest = (library.truncation or {}).get("max_length"), max_length(settings)
     if cut and longest and cut != longest:
         what = f"tokenizer_config.json takes texts of {longest} tokens and tokenizer.json cuts them at {cut}"
-        log.warning("%s: %s: the former holds, as in transformers 5", spec.where, what)
+        log.warning("%s: %s: the former is used, as in transformers 5", spec.where, what)
     add_tokens(library, settings, where=spec.where)
 
 
@@ -175,9 +177,9 @@ def _from_vocab_txt(file: Path, settings: Settings, *, max_word_characters: int)
     vocabulary = _numbered_lines(file)
     settings = name_special(settings, BERT_NAMES, vocabulary=vocabulary, file=file)
     if settings.get("do_lower_case") is None:
-        # Cased if lower-casing would change any piece except special and [unused] ones. Nothing else in the
-        # file tells, and lower-casing for a cased vocabulary silently loses every name. str.isupper would not
-        # do: BERT's uncased vocabulary has the letter ℝ, which has no lower case.
+        # Cased if lower-casing would change any piece except special and [unused] ones. The file has no other
+        # clue, and lower-casing for a cased vocabulary silently loses every name. str.isupper would not do:
+        # BERT's uncased vocabulary has the letter ℝ, which has no lower-case form.
         ordinary = (piece for piece in vocabulary if not re.fullmatch(r"\[.+\]|<.+>", piece))
         settings["do_lower_case"] = all(piece == piece.lower() for piece in ordinary)
     if max_word_characters != USUAL_WORD_CHARACTERS:  # transformers' BertTokenizer supports only 100
@@ -209,7 +211,7 @@ def _numbered_lines(file: Path) -> dict[str, int]:
         vocabulary[piece] = number
     if odd:
         shown = "; ".join(odd[:SHOWN_LINES]) + ("; ..." if len(odd) > SHOWN_LINES else "")
-        log.warning("%s: %s: read all the same, ids being line numbers", file, shown)
+        log.warning("%s: %s: read anyway, with line numbers as ids", file, shown)
     return vocabulary
 
 
@@ -279,7 +281,7 @@ def _byte_bpe(
     add_tokens(library, settings, where=where)
     add_roles(library, settings)
     ids = library.get_vocab()
-    if cls is None or sep is None:  # GPT-2: a text stands alone
+    if cls is None or sep is None:  # GPT-2: one text has no template tokens
         library.post_processor = processors.ByteLevel(trim_offsets=trim_offsets)
         return library
     library.post_processor = processors.RobertaProcessing(
@@ -299,9 +301,9 @@ def _read_lines(file: Path) -> list[str]:
     try:
         text = file.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"is no UTF-8 text ({error})", where=str(file), remedy=FETCH_AGAIN) from error
+        raise UserError(f"is not UTF-8 text ({error})", where=str(file), remedy=FETCH_AGAIN) from error
     if text.startswith(BYTE_ORDER_MARK):
-        log.warning("%s: begins with a byte order mark, which is no part of the first piece", file)
+        log.warning("%s: begins with a byte order mark, which is not read as part of the first piece", file)
         text = text.removeprefix(BYTE_ORDER_MARK)
     lines = [line.removesuffix("\r") for line in text.split("\n")]
     while lines and not lines[-1]:  # editors leave blank lines at the end, which are not pieces

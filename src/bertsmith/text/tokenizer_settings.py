@@ -30,18 +30,18 @@ ROBERTA_NAMES = {
     "eos_token": "</s>",
 }
 GPT_NAMES = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
-"""GPT-2's one special token, between documents; it has no template, no mask and no padding."""
+"""GPT-2's only special token, between documents. GPT-2 lacks a template, a mask and padding."""
 ROLES = tuple(ROBERTA_NAMES)
 DISPENSABLE_ROLES = ("pad_token", "mask_token")
 """Roles needed only for training and for filling masks."""
-FETCH_AGAIN = "fetch the tokenizer files again"
+FETCH_AGAIN = "download the tokenizer files again"
 GENERIC_CLASSES = ("PreTrainedTokenizer", "TokenizersBackend")
 BERT_CLASSES = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer", "ErnieTokenizer")
 SENTENCEPIECE_CLASSES = ("AlbertTokenizer", "XLMRobertaTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer")
 KNOWN_CLASSES = (*GENERIC_CLASSES, *BERT_CLASSES, "RobertaTokenizer", "GPT2Tokenizer", *SENTENCEPIECE_CLASSES)
 ADDED_TOKEN_PARTS = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
 NO_LIMIT = 10**9
-"""Limit above which a length means none: files write a number of 30 digits for "no limit"."""
+"""Limit above which a length is ignored: files write a number of 30 digits for "no limit"."""
 
 log = logging.getLogger("bertsmith")
 
@@ -56,8 +56,8 @@ def read_settings(folder: Path) -> Settings:
     name = settings.get("tokenizer_class")
     if isinstance(name, str) and name.removesuffix("Fast") not in KNOWN_CLASSES:
         log.warning(
-            "%s: tokenizer_class is %s, which bertsmith does not know: the vocabulary is read as it stands,"
-            " and texts may be cut into other tokens than the model was trained with",
+            "%s: bertsmith does not support the tokenizer_class %s: the vocabulary is read unchanged,"
+            " and texts may get other tokens than in the model's training",
             folder / "tokenizer_config.json",
             name,
         )
@@ -115,7 +115,7 @@ def _as_decoder(added: Settings, settings: Settings, *, file: Path) -> Settings:
     for token, number in added.items():
         if type(number) is not int or number < 0 or str(number) in decoder:
             what = f"the id of {token!r} is {number!r}"
-            raise UserError(what, where=str(file), remedy="give every token an id of its own")
+            raise UserError(what, where=str(file), remedy="give each token a different id")
         # As transformers reads the file: ordinary tokens are matched in the normalised text.
         flags = {"special": token in special, "normalized": token not in special}
         decoder[str(number)] = {"content": token, **flags}
@@ -136,7 +136,7 @@ def name_special(
             del named[role]
         else:
             remedy = f"restore the file, or name this vocabulary's {role} in tokenizer_config.json"
-            raise UserError(f"has no piece {name!r}", where=str(file), remedy=remedy)
+            raise UserError(f"lacks the piece {name!r}", where=str(file), remedy=remedy)
     return named
 
 
@@ -161,7 +161,7 @@ def add_tokens(library: Library, settings: Settings, *, where: str) -> None:
         library.add_tokens([_added_token(name, entry | {"special": is_special})])
         if (found := library.token_to_id(name)) != number:
             what = f"the added token {name!r} would get id {found}, not {number}"
-            remedy = "ids of added tokens go on where the vocabulary ends: mend them, or its lines"
+            remedy = "number added tokens from the end of the vocabulary on, or correct its lines"
             raise UserError(what, where=where, remedy=remedy)
 
 
@@ -174,7 +174,7 @@ def _added_tokens(settings: Settings) -> dict[int, Settings]:
         return {int(number): dict(entries[number]) for number in sorted(entries, key=int)}
     except (TypeError, ValueError, IndexError) as error:
         what = "added_tokens_decoder is malformed"
-        remedy = "write it as {id: {content: ...}}, or leave it out"
+        remedy = "write it as {id: {content: ...}}, or remove it"
         raise UserError(what, where="tokenizer_config.json", remedy=remedy) from error
 
 

@@ -33,10 +33,10 @@ def seen_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[set[int]]:
 
 
 def trimmed_vocabulary(tokenizer: Tokenizer, seen: Collection[int]) -> TrimmedVocabulary:
-    """Return the tokenizer with these ids, special and added tokens, and the pieces that spell new words.
+    """Keep these ids, special and added tokens, and the pieces that spell new words; drop the rest.
 
-    Texts whose ids are all in `seen` are split as before, because their pieces are all kept: WordPiece takes
-    the longest piece, BPE makes the same merges, and Unigram finds the same most likely split.
+    Texts with all ids in `seen` are split as before, because their pieces are all kept: WordPiece takes the
+    longest piece, BPE makes the same merges, and Unigram finds the same most likely split.
     """
     pipeline = json.loads(tokenizer.spec.pipeline)
     numbers = _numbers(pipeline["model"], where=tokenizer.spec.where)
@@ -63,7 +63,7 @@ def _numbers(model: dict[str, Any], *, where: str) -> dict[str, int]:
         return {piece: number for number, (piece, _) in enumerate(model["vocab"])}
     if model["type"] not in ("WordPiece", "BPE"):
         what = f"a {model['type']} vocabulary cannot be trimmed"
-        raise UserError(what, where=where, remedy="WordPiece, BPE and Unigram can")
+        raise UserError(what, where=where, remedy="use a WordPiece, BPE or Unigram vocabulary")
     return dict(model["vocab"])
 
 
@@ -83,7 +83,7 @@ def _merged(pair: tuple[str, str], model: dict[str, Any]) -> str:
 
 
 def _parts_of(kept: Collection[str], model: dict[str, Any]) -> set[str]:
-    """Return every piece on the way to these pieces, by all merges that lead there."""
+    """Return every piece on the way to these pieces, by all merges that lead to them."""
     ways: dict[str, list[tuple[str, str]]] = {}
     for pair in _merges(model):
         ways.setdefault(_merged(pair, model), []).append(pair)

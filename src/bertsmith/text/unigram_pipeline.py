@@ -35,7 +35,7 @@ ALBERT_NAMES = BERT_NAMES | {
 }
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 UNLIKELY = -100.0
-"""Score, or penalty, of a piece that no text should be cut into."""
+"""Score, or penalty, that keeps a piece from being used."""
 Scores = list[tuple[str, float]]
 Normalizers = list[normalizers.Normalizer]
 
@@ -50,7 +50,8 @@ class _Family:
     normalizer: Callable[[Normalizers, Settings], normalizers.Normalizer]
     """Builds the normaliser from the model's table of characters, if it has one, and the settings."""
     segments: bool
-    """True if the second text of a pair is another segment, as in BERT; else two separators divide them."""
+    """True if the second text of a pair is another segment, as in BERT; otherwise two separators divide them.
+    """
     wide_mask: bool = True
     """True if the mask includes the space before it, like a word."""
 
@@ -174,7 +175,7 @@ def unigram_words() -> pre_tokenizers.PreTokenizer:
 
 
 def albert_pipeline(scores: Scores, *, cased: bool) -> Library:
-    """Build ALBERT's pipeline over a new vocabulary, whose second piece is the unknown token."""
+    """Build ALBERT's pipeline over a new vocabulary; its second piece is the unknown token."""
     library = unigram_library(scores, 1, new_albert_normalizer(cased=cased))
     # The mask includes the space before it, like a word.
     settings = ALBERT_NAMES | {"mask_token": {"content": ALBERT_NAMES["mask_token"], "lstrip": True}}

@@ -49,7 +49,7 @@ class WordBoundaries:
         """Return for each token, and for the position after the last, True if a word begins there."""
         begins = np.ones(len(ids) + 1, np.bool_)
         begins[:-1] = self._opens[ids]
-        # Borders between characters of two kinds; the kind _ANY (all WordPiece pieces) has no borders.
+        # Words begin between characters of two kinds, but never within the kind _ANY (all WordPiece pieces).
         first = self._first[ids[1:]]
         begins[1:-1] |= (first != _ANY) & (first != self._last[ids[:-1]])
         begins[np.cumsum(sentence_lengths) - sentence_lengths] = True

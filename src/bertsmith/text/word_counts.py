@@ -162,7 +162,8 @@ def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers:
 
 def without_rarest(words: dict[str, int], *, limit: int) -> dict[str, int]:
     """Return the words unchanged, or, if they exceed the limit, the most frequent, at most half the limit."""
-    # Half, so that this does not happen with every task. By count alone, so that no word is preferred.
+    # Half, so that the limit is not exceeded again with every task. By count alone, so that the choice is
+    # fair.
     min_count = 1
     kept = words
     while len(words) > limit and len(kept) > limit // 2:
@@ -187,7 +188,7 @@ def _added(words: dict[str, int], more: dict[str, int]) -> dict[str, int]:
 
 
 def _as_it_came(counting: Counting[Batch]) -> Counting[Batch]:
-    return counting  # a worker's state; a lambda could not be pickled
+    return counting  # the state of a worker; a lambda could not be pickled
 
 
 def _count(task: _Task[Batch], counting: Counting[Batch]) -> WordCounts:
@@ -195,7 +196,7 @@ def _count(task: _Task[Batch], counting: Counting[Batch]) -> WordCounts:
     documents = held_out_documents = 0
     for number, batch in enumerate(task.batches, task.first_batch):
         listed = list(counting.documents_of(batch))
-        # Only in the first task, because tasks are counted separately and only the first has none before it.
+        # Only in the first task: tasks are counted separately, and the first begins the corpus.
         is_due = task.first_batch == 0 and not held_out_documents and counting.held_out > 0
         minimum = int(is_due and documents + len(listed) >= ENOUGH_TO_SPARE_ONE)
         apart = held_out_of(number, len(listed), fraction=counting.held_out, minimum=minimum)

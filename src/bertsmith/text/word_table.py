@@ -58,7 +58,7 @@ class WordTable:
         # Equal keys mean equal words, so a hit needs no comparison with the text. A miss runs Python code
         # once and is a hit from then on.
         words = self._find(_keys(text, starts, lengths=lengths))
-        words[lengths > MAX_KEY_BYTES] = -1  # their truncated keys may equal those of other words
+        words[lengths > MAX_KEY_BYTES] = -1  # their truncated keys may equal other words' keys
         missing = np.flatnonzero(words < 0)
         if len(missing):
             raw, first, last = text.tobytes(), starts[missing], (starts + lengths)[missing]
@@ -115,7 +115,7 @@ class WordTable:
         lengths = np.array([len(word) for word in words], np.int64)
         raw = np.frombuffer(b"".join(words) + bytes(MARGIN), np.uint8)
         keys = _keys(raw, np.cumsum(lengths) - lengths, lengths=lengths)
-        keys[:, lengths > MAX_KEY_BYTES] = 0  # long words are in the dictionary and have no slot
+        keys[:, lengths > MAX_KEY_BYTES] = 0  # long words are in the dictionary, not in a slot
         self._keys.extend(keys)
         pending = np.arange(self._keys.size - len(words), self._keys.size)
         if self._keys.size * _SPARSENESS > len(self._slots):  # too few slots: assign new ones to all words
@@ -125,7 +125,7 @@ class WordTable:
         slots = _hashes(self._keys.values[:, pending], len(self._slots))
         while len(pending):
             free = self._slots.take(slots) < 0
-            self._slots[slots[free]] = pending[free]  # if several words want one slot, the last gets it
+            self._slots[slots[free]] = pending[free]  # if several words need one slot, the last gets it
             left = self._slots.take(slots) != pending
             pending, slots = pending[left], (slots[left] + 1) % len(self._slots)
 

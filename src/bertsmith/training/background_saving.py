@@ -58,7 +58,7 @@ class BackgroundSaving:
             log.error("%s", error)
 
     def save(self, state: TrainingState, then: Sequence[Callable[[], None]] = ()) -> None:
-        """Save the current weights and moments with a state, and remove states that are not to be kept.
+        """Save the current weights and moments with a state, and remove superseded states.
 
         The functions `then` are called when the state is on the disk.
         """
@@ -87,7 +87,7 @@ class BackgroundSaving:
             self.wait()
 
     def _copies(self, tensors: dict[str, Tensor]) -> dict[str, Tensor] | None:
-        """Return copies of the tensors, or None if there is no memory for them."""
+        """Return copies of the tensors, or None if they do not fit into memory."""
         if not (self._have_fitted or room_for_copies(tensors, self.trainer.world)):
             return None
         try:
@@ -100,11 +100,13 @@ class BackgroundSaving:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream | None:
-        """Return the stream on which copies are read: on that of the steps, reading would wait for steps."""
+        """Return a separate stream for reading copies: on the stream of the steps, reading would wait for
+        steps.
+        """
         device = self.trainer.world.device
         if device.type != "cuda":
             return None
-        # torch hands out streams of one priority in turn: a default one might be the one that records steps.
+        # torch hands out streams of one priority in turn: a default one might be the recording stream.
         return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
     def _write(

@@ -1,4 +1,4 @@
-"""The weights with the best result of a run's evaluations, stored beside its saved states."""
+"""The weights with the best result of a run's evaluations, stored next to its saved states."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ class Best:
 
 @dataclass
 class BestWeights:
-    """Keeps the best weights of a module: those of the best value, or as good with a smaller loss."""
+    """Keeps the best weights of a module: the best value, or an equal value with a smaller loss."""
 
     folder: Path
     module: nn.Module
@@ -61,7 +61,7 @@ class BestWeights:
         self.best = None if self.best is None else replace(self.best, waited=0)
 
     def scalars(self) -> dict[str, Any]:
-        """Write the weights, unless their file exists, and return what a resume needs to know of them."""
+        """Write the weights, unless their file exists, and return the values that a resume needs."""
         best = self.best
         checksum = self.world.on_main(lambda: None if best is None else self._write(best))
         self.named = None if best is None else self._file(best.step)
@@ -94,7 +94,7 @@ class BestWeights:
         file = self._file(values["step"])
         remedy = "the saved state needs it: remove the run folder and start again"
         if file.is_file() and values["sha256"] != sha256_of(file):
-            raise UserError("is damaged: its checksum is another", where=str(file), remedy=remedy)
+            raise UserError("is damaged: its checksum differs", where=str(file), remedy=remedy)
         weights = read_safetensors(file, remedy=remedy)
         return Best(values["value"], values["loss"], values["step"], weights, values["waited"])
 

@@ -6,11 +6,11 @@ from bertsmith.training.trainer import Progress
 
 
 class Budget:
-    """Budget of a run, which learning rate, stages of the data and the progress bar follow."""
+    """Budget of a run; learning rate, stages of the data and the progress bar follow it."""
 
     @property
     def by_clock(self) -> bool:
-        """True if the clock decides: then all processes go by that of the main one."""
+        """True if the clock decides; then all processes follow the main one's clock."""
         return False
 
     def fraction(self, at: Progress) -> float:
@@ -18,7 +18,7 @@ class Budget:
         raise NotImplementedError
 
     def spent(self, at: Progress) -> bool:
-        """True if no step is left."""
+        """True if the budget is spent."""
         return self.fraction(at) >= 1.0
 
     def shown(self, at: Progress) -> float:
@@ -84,7 +84,7 @@ class Minutes(Budget):
 
     @property
     def step_limit(self) -> float:
-        """Seconds after which there are no more steps."""
+        """Seconds of the run when its last step must end."""
         seconds = 60 * self.minutes
         return max(seconds - self.ending_seconds, seconds / 2)
 
@@ -116,7 +116,9 @@ class Work:
     """Tokens in all evaluations after the last step."""
 
     def remaining(self, step: int, steps: int) -> float:
-        """Return the work that remains after a step, including its evaluation, as a multiple of that done."""
+        """Return the work that remains after a step, including its evaluation, as a multiple of the work
+        done.
+        """
         evaluations = sum(number < step for number in self.evaluation_steps)
         done = step * self.one_step + evaluations * self.one_evaluation
         in_between = len(self.evaluation_steps) * self.one_evaluation

@@ -54,17 +54,18 @@ if TYPE_CHECKING:
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 OPEN, ASKED, CLOSED = range(3)
 PARENT_SECONDS = 60.0
-"""Seconds that a forked process with a SIGTERM waits to see if its parent got one, too; during a long matrix
-product, the parent cannot handle it yet."""
+"""Seconds that a forked process with a SIGTERM waits for its parent to get one, too; during a long matrix
+product, the parent cannot handle it yet.
+"""
 
 
 class StopRequested(AbstractContextManager["StopRequested"]):
-    """A context in which Ctrl-C or SIGTERM only sets a flag; a second Ctrl-C interrupts at once.
+    """A context that turns Ctrl-C or SIGTERM into a flag; a second Ctrl-C interrupts at once.
 
     A second SIGTERM does not: launchers repeat it. Enter it before forking the processes that build batches:
-    a Ctrl-C reaches them too, as may a scheduler's SIGTERM, and they must live until the step is done.
-    A context inside another (a run of a study) hands its flag on at its end: a signal in the last step of
-    the run also stops the study.
+    a Ctrl-C reaches them too, as may a scheduler's SIGTERM, and they must live until the step is done. A
+    context inside another (a run of a study) hands its flag on at its end: a signal in the last step of the
+    run also stops the study.
     """
 
     def __init__(self, on_signal: Callable[[str], None] = lambda _: None) -> None:

@@ -69,7 +69,7 @@ class SavedState:
 
     @property
     def averaged(self) -> int:
-        """Return the number of steps whose weights are in its average; 0 if it has none."""
+        """Return the number of steps in its weight average; 0 without an average."""
         return int(self.state.scalars.get(AVERAGED, 0))
 
 
@@ -154,18 +154,18 @@ def load_state(
     layouts = {name: layout for name, layout in held.items() if isinstance(layout, TensorStorageMetadata)}
     weights = model_tensors(module)
     _check_same_model(saved.folder, weights, layouts)
-    # Before its first step an optimizer has no moments: they are created in the sizes of those on the disk.
+    # An optimizer's moments are created at its first step: here they get the sizes of the saved ones.
     moments = blank_moments(module, optimizer, layouts)
     reader = HuggingFaceStorageReader(str(saved.folder))
-    # Read into the existing tensors: each process reads the parts that it holds, however many processes wrote
-    # them, and never copies the whole.
+    # Read into the existing tensors: each process reads its own parts, however many processes wrote them, and
+    # never copies the whole.
     _silence_torch()
     load({**weights, **moments}, storage_reader=reader, no_dist=world.size == 1)
     give_moments(module, optimizer, moments)
 
 
 def load_weights(saved: SavedState, module: nn.Module, *, prefix: str) -> None:
-    """Load the saved weights whose names begin with `prefix` into a module that is not trained.
+    """Load the saved weights with names that begin with `prefix` into a module that is not trained.
 
     If the state contains averaged weights, load these, as the run's finished model would have them.
     """
@@ -208,12 +208,12 @@ def _check_disk_space(target: Path, needed: int, world: World) -> None:
         free = shutil.disk_usage(next(place for place in target.parents if place.exists())).free
     free = int(world.broadcast(float(free)))
     if free < needed:
-        raise _not_written(target, f"needs {needed:,} bytes, and the disk has {free:,} left")
+        raise _not_written(target, f"needs {needed:,} bytes, but the disk has {free:,} left")
 
 
 def _not_written(target: Path, what: str) -> UserError:
     left = storage.saved_steps(target.parent)
-    kept = f"the state of step {left[-1]} stays" if left else "no earlier state is there"
+    kept = f"the state of step {left[-1]} stays" if left else "there is no earlier state"
     return UserError(
         what, where=str(target), remedy=f"make room, or choose another place, and start again; {kept}"
     )
@@ -222,7 +222,7 @@ def _not_written(target: Path, what: str) -> UserError:
 def _read_state(target: Path) -> SavedState:
     contents = read_json(target / storage.STATE, remedy="remove the folder and start again")
     if contents["format"] != FORMAT:
-        what = f"is of format {contents['format']}, and this bertsmith reads {FORMAT}"
+        what = f"has format {contents['format']}, but this bertsmith reads {FORMAT}"
         remedy = "continue with the version that wrote it"
         raise UserError(what, where=str(target / storage.STATE), remedy=remedy)
     state = TrainingState(*(contents[key] for key in ("step", "tokens", "seconds", "scalars")))
@@ -237,12 +237,12 @@ def _check_same_model(
     different = sorted(name for name in saved.keys() | ours.keys() if saved.get(name) != ours.get(name))
     if different:
         there, here = (held.get(different[0], "missing") for held in (saved, ours))
-        what = f"holds another model: {different[0]} is {there} in it and {here} in this run"
+        what = f"contains another model: {different[0]} is {there} in it and {here} in this run"
         raise UserError(what, where=str(folder), remedy="continue with the recipe that wrote it")
 
 
 def _silence_torch() -> None:
-    """Suppress torch's warning that a single process has no process group."""
+    """Suppress torch's warning about the missing process group of a single process."""
     # Permanently: filters are global, and a thread must not restore what others have changed since.
     warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
 

@@ -20,7 +20,7 @@ Sizes = tuple[Any, ...]
 
 
 class RecordedMicro(Protocol):
-    """A micro-batch whose tensors can be overwritten."""
+    """A micro-batch with tensors that can be overwritten."""
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> Any:
         """Return the micro-batch on another device."""
@@ -82,7 +82,7 @@ class StepGraphs:
         return self._recordings[sizes].replay(micro, loss_scales)
 
     def forget(self) -> None:
-        """Drop all recordings: their addresses of weights and rates are no longer valid."""
+        """Drop all recordings: the addresses of weights and rates have changed."""
         self._met.clear()
         self._recordings.clear()
 
@@ -120,15 +120,15 @@ class StepFacts:
 def why_not_recorded(facts: StepFacts) -> str:
     """Return the reason why steps cannot be recorded, or "" if they can."""
     reasons = {
-        "there is no GPU": facts.device.type != "cuda",
+        "the run does not use a GPU": facts.device.type != "cuda",
         "the objective is not one graph": not facts.one_graph,
         # With fp16 the CPU chooses the next loss scale after each step.
         f"precision is {facts.precision}, not bf16": facts.precision != "bf16",
         f"{facts.algorithm} reads numbers back": not OPTIMIZERS[facts.algorithm].recordable,
-        "gradients come from other processes": facts.processes > 1,
-        # Which rows are not filler is read back, and so is the dropout of each pass.
+        "gradients are summed over processes": facts.processes > 1,
+        # Python reads back the mask of filler rows, and the dropout of each pass.
         "the loss compares the rows of a whole step": facts.over_the_step,
-        "dropout's random state is read back where layers are recomputed": facts.recompute,
+        "dropout's random state is read back when layers are recomputed": facts.recompute,
         "run.spike_factor reads the gradient norm back": facts.spike_factor != "off",
         "the weights are changed after each step": facts.followed,
     }

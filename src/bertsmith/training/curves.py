@@ -24,7 +24,8 @@ SMOOTHING_SHARE = 0.02
 """Width of the running mean over the training curve, as a fraction of its points."""
 LEAST_REACH = 4
 """Minimum points on each side in the running mean, but at most a tenth of the curve: the batches of a short
-run are as noisy as those of a long one."""
+run are as noisy as a long one's.
+"""
 
 Entries = Sequence[Mapping[str, Any]]
 Numbers = NDArray[np.float64]
@@ -72,7 +73,7 @@ def panel_of(metric: Metric, unigram_entropy: float | None) -> Panel:
         label = f"unigram entropy {unigram_entropy:.2f}: word frequency alone"
         return Panel(metric.panel, metric.name, *forms, unigram_entropy, label)
     # Not compared with one half: published next-sentence pairs are random more often than not.
-    label = "always the commoner answer"
+    label = "always the more frequent answer"
     return Panel(metric.panel, metric.name, *forms, level_label=label, level_metric=metric.level)
 
 
@@ -81,11 +82,11 @@ def draw_curves(folder: Path, drawn: Sequence[Panel]) -> Path | None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        log.warning("no curves are drawn: pip install bertsmith[plots] to have them")
+        log.warning("curves are not drawn: pip install bertsmith[plots]")
         return None
     entries = [entry for entry in read_metrics(folder) if entry["kind"] != "event"]
     if not entries:
-        log.warning("%s: no curves are drawn, for no metrics were logged yet", folder)
+        log.warning("%s: curves are not drawn: the log is still empty", folder)
         return None
     figure = Figure(figsize=(15, 8.2), layout="constrained")
     _draw_panels(figure, entries, drawn)
@@ -97,7 +98,7 @@ def draw_curves(folder: Path, drawn: Sequence[Panel]) -> Path | None:
 
 
 def series_of(entries: Entries, kind: Kind, metric: str) -> Series:
-    """Return a metric's values in the lines of one kind, without those that are not a number."""
+    """Return a metric's values in the lines of one kind, without NaN."""
     found = [(entry["step"], entry[metric]) for entry in entries
              if entry["kind"] == kind and entry.get(metric) is not None]  # fmt: skip
     pairs = np.array(found, dtype=np.float64).reshape(-1, 2)

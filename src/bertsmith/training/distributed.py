@@ -64,7 +64,7 @@ class World:
 
     @property
     def main(self) -> bool:
-        """True if this process is the one that writes files and prints messages."""
+        """True in the process that writes files and prints messages."""
         return self.rank == 0
 
     def sum(self, values: Sequence[float]) -> list[float]:
@@ -153,7 +153,7 @@ def start_world(device: Literal["auto", "cpu", "cuda"], patience: Patience = "au
 
 
 def _meeting_store(rank: int, size: int) -> Store:
-    """Return a store in which only the processes of this start find each other's addresses.
+    """Return a store that only the processes of this start use to find each other's addresses.
 
     Torchrun's store outlives a restart, and its agents may count restarts differently. So each process
     registers under a new name, and the main one replies to that name with the prefix of this start.
@@ -174,8 +174,8 @@ def _meeting_store(rank: int, size: int) -> Store:
                 missing.remove(other)
         time.sleep(0.02)
     if missing:
-        what = f"rank {min(missing)} has not come within {MEETING_SECONDS / 60:.0f} minutes"
-        raise UserError(what, remedy="look at the output of its machine, and start all of them again")
+        what = f"rank {min(missing)} did not connect within {MEETING_SECONDS / 60:.0f} minutes"
+        raise UserError(what, remedy="check the output of its machine, and start all of them again")
     return PrefixStore(own, store)
 
 
@@ -353,7 +353,7 @@ def _torchrun_ranks() -> tuple[int, int, int]:
     if len(missing) == len(TORCHRUN):
         return 0, 1, 0
     if missing:
-        what = f"{' and '.join(missing)} not in the environment, though others of {', '.join(TORCHRUN)} are"
+        what = f"{' and '.join(missing)} not in the environment, but others of {', '.join(TORCHRUN)} are"
         raise UserError(what, remedy="start several processes with torchrun")
     rank, size, local_rank = (int(os.environ[name]) for name in TORCHRUN)
     return rank, size, local_rank

@@ -1,4 +1,4 @@
-"""Early stopping: judges that end a run whose further steps are not worth their time."""
+"""Early stopping: judges that end a run when further steps are not worth their time."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,17 @@ from bertsmith.training.journal import RunJournal
 from bertsmith.training.trainer import Progress
 
 EndKind = Literal["finished", "ended early", "stopped"]
-"""End of a run. Ended early: with results that do not compare to those of all steps. Stopped: saved only."""
+"""End of a run.
+
+Ended early: its results are not comparable with those after all steps. Stopped: saved only.
+"""
 
 
 class Judge:
-    """Judges whether a run is worth more steps; this one finds every run so."""
+    """Judges if a run is worth more steps; this one lets every run continue."""
 
     ending: EndKind = "finished"
-    """End of a run that the judge gives a reason to end."""
+    """End of a run that the judge ends with a reason."""
 
     def after_line(self, at: Progress, values: Mapping[str, Any], journal: RunJournal) -> str | None:
         """Return a reason to end the run after a line of metrics, or None; equal in all processes."""
@@ -44,7 +47,7 @@ class EarlyEnd:
         """Return the reason in words, for a run with this many evaluations."""
         return (
             f"its best {metric.name.replace('_', ' ')} in {self.evaluation} of {evaluations} evaluations is "
-            f"{metric.text(self.best)}, and the median of others {metric.text(self.median)}"
+            f"{metric.text(self.best)}, while the median of others is {metric.text(self.median)}"
         )
 
 
@@ -72,7 +75,7 @@ class Patience(Judge):
     def after_evaluation(self) -> str | None:
         """Return a reason to end the run, or None."""
         if self.best is not None and self.best.has_run_out(self.patience):
-            return "no evaluation has been better for run.patience of them"
+            return "run.patience evaluations did not improve"
         self.early_end = None if self.rule is None else self.rule(self.values())
         if self.early_end is None:
             return None
@@ -87,9 +90,11 @@ class EarlyStopping:
     if_flat: bool = False
     """True to end a run that has its loss at the unigram line."""
     rule: Callable[[Sequence[float]], str] | None = None
-    """Function, for a run of one process, from the losses so far to the reason to end it, or an empty text.
+    """Function, for a run of one process, from the losses so far to the reason to end it, or "".
 
-    The losses come from the fixed evaluation after step 0, or from the run's own if it has no fixed one."""
+    The losses are taken from the fixed evaluation after step 0, or from the run's own evaluation without a
+    fixed one.
+    """
 
 
 NEVER_EARLY = EarlyStopping()

@@ -46,7 +46,7 @@ class Counts:
                 self.heard[rank] = count, now
 
     def silent(self, now: float) -> tuple[list[int], float]:
-        """Return the silent processes, and the seconds for which all of them have been silent."""
+        """Return the silent processes, and the seconds that all of them have been silent."""
         ages = {rank: now - since for rank, (count, since) in self.heard.items() if count != ENDED}
         late = {rank: age for rank, age in ages.items() if age > self.patience}
         return sorted(late), min(late.values(), default=0.0)
@@ -73,7 +73,7 @@ def heartbeat(
                 pass
             over.wait(patience / BEATS)
 
-    def watch() -> None:  # a thread of its own: a store behind a dead network does not answer
+    def watch() -> None:  # a separate thread: a store behind a dead network does not answer
         while not over.wait(patience / BEATS):
             ranks, seconds = counts.silent(time.monotonic())
             if ranks:

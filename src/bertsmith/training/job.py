@@ -1,7 +1,7 @@
-"""The story of a run, the same for every kind of training; a job file has what its kind adds.
+"""The loop of a run, the same for every kind of training; a job file has the additions of its kind.
 
-In this order: what a kind of training gives, from the command to the result, the loop over the steps, the
-work after a step, and the end.
+In this order: the parts that a kind of training provides, from the command to the result, the loop over the
+steps, the work after a step, and the end.
 """
 
 import shutil
@@ -40,12 +40,12 @@ Facts = dict[str, Any]
 """A job's own part of result.json."""
 
 
-# ---- what a kind of training gives
+# ---- the parts that a kind of training provides
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start of a run, of which a run may need several."""
+    """One start of a run; a run may need several."""
 
     world: World
     callback: ProgressCallback
@@ -53,7 +53,7 @@ class Start:
     clock: Clock
     stop: StopRequested
     saved: SavedState | None
-    """State from which the run resumes; None if it begins."""
+    """State to resume the run from; None if it begins."""
 
     @property
     def resumes(self) -> bool:
@@ -86,10 +86,10 @@ class Remembered(Protocol):
     """A part of a job with values that a resume needs."""
 
     def scalars(self) -> dict[str, Any]:
-        """Return the values as JSON, their files being on the disk; every process must call it."""
+        """Return the values as JSON; their files are on the disk. Every process must call it."""
 
     def restore(self, saved: SavedState) -> None:
-        """Take the values of a saved state."""
+        """Restore the values of a saved state."""
 
 
 class Window(Remembered, Protocol):
@@ -106,13 +106,13 @@ class Evaluation(Remembered, Protocol):
     """The evaluation of a run."""
 
     due: bool
-    """True if the next step must wait for an evaluation: of a new run, or one that was broken off."""
+    """True if the next step must wait for an evaluation: of a new run, or an interrupted one."""
 
     def is_due_after(self, at: Progress) -> bool:
-        """True if an evaluation is due; all processes ask once after each step, and hear the same."""
+        """True if an evaluation is due; all processes call it once after each step, with the same result."""
 
     def evaluate(self, at: Progress, journal: RunJournal, *, last: bool) -> Facts | None:
-        """Evaluate and return what the user is shown; None if a wish to stop broke it off.
+        """Evaluate and return the values to show the user; None if the user's stop interrupted it.
 
         The last evaluation comes after all steps; if an earlier start has made it, it is not repeated.
         """
@@ -122,10 +122,10 @@ class Results(Protocol):
     """The files that a run leaves."""
 
     def finish(self, at: Progress, seconds: float, journal: RunJournal, /) -> Facts:
-        """Write the model and all that describes it. Every process calls it; the main one's facts count."""
+        """Write the model and its descriptions. Every process calls it; the main one's facts count."""
 
     def stop(self, at: Progress, reason: str, journal: RunJournal, /) -> Facts:
-        """Note how far a run came that the user or, with a reason, the judge has stopped."""
+        """Note the progress of a run that the user or, with a reason, the judge has stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,9 @@ class Cadence:
     save_every_seconds: float
     save_every_steps: float = inf
     keep_last: int = 1
-    """Number of saved states that are kept."""
+    """Number of saved states to keep."""
     keep_at: tuple[int, ...] = ()
-    """Steps whose states are saved and kept."""
+    """Steps with states that are saved and kept."""
     rollback_after: float = inf
     """Number of skipped steps in a row after which the last saved weights are loaded again."""
 
@@ -149,7 +149,7 @@ class Cadence:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The parts in which one kind of training differs from others."""
+    """The parts that differ between the kinds of training."""
 
     trainer: Trainer
     budget: Budget
@@ -160,10 +160,10 @@ class Job:
     evaluation: Evaluation
     results: Results
     begin: Callable[[], None]
-    """Writes what was asked for into the folder, the config file last; called in the main process."""
+    """Writes the request into the folder, the config file last; called in the main process."""
     judge: Judge = NEVER
     after_launch: tuple[Callable[[Progress], None], ...] = ()
-    """Called after each step that was launched: on a GPU, their work follows that of the step."""
+    """Called after each launched step: on a GPU, their work is queued after the step's."""
     after_saving: tuple[Callable[[], None], ...] = ()
     """Called when a state is on the disk."""
     notes: tuple[str, ...] = ()
@@ -183,11 +183,11 @@ class Ending:
 
     kind: EndKind
     result: dict[str, Any]
-    """Contents of result.json; of a stopped run, what there would be in it."""
+    """Contents of result.json; of a stopped run, the contents that it would have."""
     saved_step: int
-    """Step from which the same command would resume, or 0."""
+    """Step that the same command would resume from, or 0."""
     main: bool = True
-    """True in the process that tells the user."""
+    """True in the process that prints messages."""
     before: bool = False
     """True if the run had finished before this start."""
 
@@ -195,7 +195,7 @@ class Ending:
 def run_job(
     request: Request, world: World, callback: ProgressCallback, *, clock: Clock | None = None
 ) -> Ending:
-    """Begin the run that was asked for, resume it, or report that it is finished; every process calls it.
+    """Begin the requested run, resume it, or report that it is finished; every process calls it.
 
     The clock begins when the folder is locked, unless a clock that began earlier is given.
     """
@@ -220,7 +220,7 @@ def run_job(
         if start.resumes:
             heard.on_message(f"resumes from step {at.step:,}")
         elif any(folder.checkpoints.glob("step-*.damaged")):
-            heard.on_message("no saved state is whole: the run starts again at step 0")
+            heard.on_message("all saved states are damaged: the run starts again at step 0")
         bits = nullcontext() if job.deterministic is None else same_bits(job.deterministic)
         with bits, RunJournal(folder.path, world, resume_step=at.step if saved else 0) as journal:
             return _OneStart(request, job, start, journal, at, saved_step=at.step if saved else -1).run()
@@ -229,11 +229,11 @@ def run_job(
 def _finished_before(
     request: Request, world: World, callback: ProgressCallback, *, goes_on: bool
 ) -> Ending | None:
-    """Return the end of a run that has finished, or None if there is something left to do."""
+    """Return the end of a run that has finished, or None if there is work left."""
     folder = request.folder
     if goes_on or not folder.ended_whole(world):
         return None
-    callback.on_message(f"{folder.path} is finished already: nothing is left to do")
+    callback.on_message(f"{folder.path} is already finished: there is nothing to do")
     if not request.keeps_state:
         world.on_main(lambda: remove_states(folder))  # a process may have been killed before it could
     result = read_json(folder.result, remedy="remove the folder and run again")
@@ -265,7 +265,7 @@ def remove_states(folder: RunFolder) -> None:
 
 @dataclass
 class _OneStart:
-    """One start of a run, from its first step to its end or to a wish to stop."""
+    """One start of a run, from its first step to its end or to a stop."""
 
     request: Request
     job: Job
@@ -279,7 +279,7 @@ class _OneStart:
     reason: str = ""
     """Reason of the judge to end the run early, or ""."""
     shown: dict[str, Any] = field(default_factory=dict)
-    """Values that the user was shown last."""
+    """Values that were shown to the user last."""
 
     def __post_init__(self) -> None:
         cadence, folder = self.job.cadence, self.request.folder.checkpoints
@@ -319,7 +319,7 @@ class _OneStart:
                 if report.due.evaluation and not self._evaluate():
                     return False
                 if self.reason and job.judge.ending != "stopped":
-                    text = f"step {self.at.step:,}: the run ends early, since {self.reason}"
+                    text = f"step {self.at.step:,}: the run ends early: {self.reason}"
                     self.start.callback.on_message(text)
                     return True
                 if report.due.saving:
@@ -329,7 +329,9 @@ class _OneStart:
         return True
 
     def _due_after(self, at: Progress) -> Due:
-        """Return what is due after the step that was just launched; what follows the last is in `run`."""
+        """Return the actions due after the step that was just launched; `run` handles the end of the last
+        one.
+        """
         job, world = self.job, self.start.world
         for follow in job.after_launch:
             follow(at)
@@ -346,7 +348,7 @@ class _OneStart:
     # ---- after a step
 
     def _write_line(self, report: StepReport) -> None:
-        """Write a line of metrics, and ask the judge whether the run is worth more steps."""
+        """Write a line of metrics, and let the judge decide if the run is worth more steps."""
         job, step = self.job, self.at.step
         values = job.window.line(report)
         self.journal.write("train", step, values)
@@ -391,14 +393,14 @@ class _OneStart:
         step, row, trainer = self.at.step, self.at.skipped_in_a_row, self.job.trainer
         saved = latest_state(self.request.folder.checkpoints, self.start.world)
         if saved is None or saved.state.step == self.rolled_back_to:
-            what = f"{row} steps in a row had no usable gradient, and there is no other state to go back to"
+            what = f"{row} steps in a row had an unusable gradient, and there is no other state to restore"
             remedy = "lower optim.peak_lr or raise run.spike_factor"
             raise Diverged(what, where=f"step {step}", remedy=remedy)
         self.rolled_back_to = saved.state.step
         load_checkpoint(saved, trainer)
         trainer.guard.rollbacks += 1  # a pending step used the old weights
         self.journal.write("event", step, {"rolled_back_to": saved.state.step})
-        text = f"the weights of step {saved.state.step} were loaded again; the data move on"
+        text = f"the weights of step {saved.state.step} were loaded again; the data continue"
         self.start.callback.on_message(text)
 
     # ---- the end
@@ -407,7 +409,7 @@ class _OneStart:
         """Write the results, the result file last."""
         world, folder, keeps_state = self.start.world, self.request.folder, self.request.keeps_state
         if self.job.judge.ending == "stopped":
-            self.reason = ""  # it came with the last step
+            self.reason = ""  # it was found at the last step
         kind: EndKind = self.job.judge.ending if self.reason else "finished"
         seconds = round(self.start.clock(), 3)
         facts = self.job.results.finish(self.at, seconds, self.journal)
@@ -420,7 +422,7 @@ class _OneStart:
         return Ending(kind, result, max(0, self.saved_step), world.main)
 
     def _stop(self) -> Ending:
-        """Note how far the run came."""
+        """Note the progress of the run."""
         facts = self.job.results.stop(self.at, self.reason, self.journal)
         result = self._result("stopped", round(self.start.clock(), 3), facts)
         return Ending("stopped", result, max(0, self.saved_step), self.start.world.main)

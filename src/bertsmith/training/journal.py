@@ -34,7 +34,7 @@ log = logging.getLogger("bertsmith")
 
 
 class Journal:
-    """The files in which one process records metrics and events, line by line."""
+    """The files of metrics and events that one process writes, line by line."""
 
     def __init__(self, metrics: BinaryIO, board: Any) -> None:
         self.metrics, self.board = metrics, board
@@ -51,7 +51,7 @@ class Journal:
 
     def write(self, kind: Kind, step: int, values: Mapping[str, float | int | str]) -> None:
         """Append one line; once this returns, killing the process does not lose it."""
-        assert not {"step", "kind"} & values.keys(), "step and kind are given by themselves"
+        assert not {"step", "kind"} & values.keys(), "step and kind are separate arguments"
         # JSON does not have NaN and infinity; every reader supports null.
         nan = {
             name for name, value in values.items() if isinstance(value, float) and not math.isfinite(value)
@@ -186,7 +186,7 @@ def _open_board(folder: Path, purge_step: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        log.warning("no TensorBoard events are written: pip install bertsmith[track] to have them")
+        log.warning("TensorBoard events are not written: pip install bertsmith[track]")
         return None
     _hide_errors_of_boards()
     return SummaryWriter(log_dir=str(folder), purge_step=purge_step)

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2019) as ALBERT uses it: Adam whose update of each matrix is scaled to the matrix's norm.
+"""LAMB (You et al. 2019) as ALBERT uses it: Adam with each matrix's update scaled to the matrix's norm.
 
 Everything is computed on this process's part of a parameter: all of it, or under FSDP its shard of the rows.
 Only the norms need the other processes, and one small sum combines them.
@@ -56,7 +56,7 @@ class Lamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step with the current gradients."""
-        assert closure is None, "LAMB looks at the gradients once"
+        assert closure is None, "LAMB does not support closures"
         for group in self.param_groups:
             parameters = [each for each in group["params"] if each.grad is not None]
             if parameters:
@@ -125,7 +125,7 @@ def _rows_of_parts(parameter: Tensor, parts: int) -> list[slice]:
 
 
 def _norms(pieces: Sequence[Tensor]) -> Tensor:
-    """Return the norm of each piece [M], which is 0 if this process has not a single row of it."""
+    """Return the norm of each piece [M]; 0 if this process does not have any of its rows."""
     held = [piece for piece in pieces if piece.numel()]
     present = iter(torch_internals.foreach_norm(held) if held else ())
     nothing = torch.zeros((), dtype=pieces[0].dtype, device=pieces[0].device)
@@ -133,7 +133,7 @@ def _norms(pieces: Sequence[Tensor]) -> Tensor:
 
 
 def _over_all_processes(norms: Tensor, like: Tensor) -> Tensor:
-    """Return the norms of whole matrices from those of each process's rows."""
+    """Return the norms of whole matrices from the norms of each process's rows."""
     if not isinstance(like, DTensor):
         return norms
     squares = norms.square()

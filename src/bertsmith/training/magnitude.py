@@ -1,6 +1,6 @@
 """Unstructured pruning by magnitude: the smallest weights of all layers become zero and stay zero.
 
-Masks are not stored: a mask is true where a weight is not zero. So saved and restored weights include their
+Masks are not stored: a mask is true at every nonzero weight. So saved and restored weights include their
 masks.
 """
 
@@ -29,7 +29,7 @@ def prunable_weights(network: Network) -> dict[str, nn.Parameter]:
 def cubic_sparsity(final: float, done: float) -> float:
     """Return the sparsity at a fraction of the schedule (Zhu & Gupta 2017, from a dense start).
 
-    It rises quickly while many weights can be spared, and slowly in the end.
+    It rises quickly while many weights are dispensable, and slowly in the end.
     """
     return final * (1 - (1 - min(max(done, 0.0), 1.0)) ** 3)
 

@@ -1,7 +1,7 @@
-"""Memory that a run may plan with: all that is free, or its share of the whole if it runs beside others.
+"""Memory that a run may plan with: all free memory, or its share of the whole if it runs next to others.
 
-Sizes that follow from memory decide how sums are rounded. What is free depends on the neighbours of a run, so
-the scheduler of a study sets a share instead.
+Sizes that follow from memory decide how sums are rounded. The free memory depends on the neighbours of a run,
+so the scheduler of a study sets a share instead.
 """
 
 import os

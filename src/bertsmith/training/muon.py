@@ -32,7 +32,7 @@ class AdamWSettings(NamedTuple):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-6
     first_step: float = 0.0
-    """Initial value of the step counter, from which bias corrections count."""
+    """Initial value of the step counter that bias corrections use."""
 
 
 class Muon(torch.optim.Optimizer):
@@ -69,7 +69,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Take one step with the current gradients."""
-        assert closure is None, "Muon looks at the gradients once"
+        assert closure is None, "Muon does not support closures"
         updates = self._orthogonal_updates()
         for group in self.param_groups:
             parameters = [each for each in group["params"] if each.grad is not None]

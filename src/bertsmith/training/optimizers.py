@@ -95,7 +95,7 @@ def build_optimizer(
     factors = dict(_lr_factors(module, optim))
     named = [each for each in module.named_parameters() if each[1].requires_grad]  # shared ones only once
     if spec.by_matrix == "hidden" and not any(parameter in hidden for _, parameter in named):
-        what = f"{optim.algorithm} is for the matrices of the layers, and none of them is trained"
+        what = f"{optim.algorithm} is for the matrices of the layers, but none of them is trained"
         raise UserError(what, key="optim.algorithm", remedy="set it to adamw")
     if order == "matrices first":
         named.sort(key=lambda each: each[1].dim() <= 1)
@@ -136,7 +136,7 @@ def _lr_factors(module: nn.Module, optim: OptimSection) -> Iterator[tuple[nn.Par
         if isinstance(part, Encoder):
             if optim.layer_decay != 1 and part.shares_layers:
                 what = f"layer_decay = {optim.layer_decay}, but this model's layers share their weights"
-                raise UserError(what, key="optim.layer_decay", remedy="leave it at 1")
+                raise UserError(what, key="optim.layer_decay", remedy="keep it at 1")
             depths = part.depths()
             parts = [each for depth in depths for each in (depth.layer, *depth.also)]
             within = {parameter for each in parts for parameter in each.parameters()}

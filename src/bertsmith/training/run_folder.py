@@ -31,14 +31,14 @@ FOR_PEOPLE = {".md", ".png", ".jsonl"}
 PARTIAL = ".partial"
 """Ending of the names of files that are being written (core/files.py)."""
 MAX_DIFFERENCES = 6
-OTHER_RUN = "give `out` a new folder, or take the change back"
+OTHER_RUN = "give `out` a new folder, or undo the change"
 Block = list[str]
 """Lines of one block of the card; blocks are separated by a blank line."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The files of a run folder, some of which show whether its run has begun or is finished."""
+    """The files of a run folder; some of them show if its run has begun or is finished."""
 
     path: Path
     config_file: str
@@ -99,23 +99,25 @@ class RunFolder:
     def ended_whole(self, world: World) -> bool:
         """True, in every process, if the run is finished and its model sound; all must call it.
 
-        Raises if the model is damaged and there is no state from which to make it again.
+        Raises if the model is damaged and cannot be made again from a saved state.
         """
 
         def whole() -> bool:
             if not self.finished or not (name := self.damage()):
                 return self.finished
             if newest_sound_step(self.checkpoints) is None:
-                remedy = "restore it from a copy, or remove the folder and run again: no saved state is there"
-                raise UserError("is not as the run wrote it", where=str(self.path / name), remedy=remedy)
+                remedy = "restore it from a copy, or remove the folder and run again: there is no saved state"
+                raise UserError(
+                    "has changed since the run wrote it", where=str(self.path / name), remedy=remedy
+                )
             return False
 
         return world.broadcast(float(bool(world.on_main(whole)))) > 0
 
     def put_damaged_model_aside(self) -> str:
-        """Rename a finished run's damaged model, and return a message; "" if there is none.
+        """Rename a finished run's damaged model, and return a message; "" if it is sound.
 
-        Call it when everything is read that the new model is made from.
+        Call it after reading everything that the new model is made from.
         """
         if not self.finished or not (name := self.damage()):
             return ""
@@ -126,10 +128,10 @@ class RunFolder:
         for file in (self.result_file, MANIFEST):
             (self.path / file).unlink(missing_ok=True)
         said = f"the model is made again, and the damaged one kept as {aside.name}"
-        return f"{self.path / name}: is not as the run wrote it; {said}"
+        return f"{self.path / name}: has changed since the run wrote it; {said}"
 
     def check_no_unknown_files(self) -> None:
-        """Raise if the folder has no run, but files that a killed start of a run cannot have left."""
+        """Raise if the folder contains files that a killed start of a run cannot have left, but not a run."""
         if self.begun or not self.path.exists():
             return
         known = {LOCK, *self.early_files, *self.caches}
@@ -137,8 +139,8 @@ class RunFolder:
             file.name in known or file.name.endswith(PARTIAL) for file in self.path.iterdir()
         ):
             return
-        remedy = "give `out` a new folder, or that of a run to resume"
-        raise UserError("holds files but no run", where=str(self.path), remedy=remedy)
+        remedy = "give `out` a new folder, or the folder of a run to resume"
+        raise UserError("contains files, but not a run", where=str(self.path), remedy=remedy)
 
     def check_same_run(
         self,
@@ -148,7 +150,7 @@ class RunFolder:
         free: Set[str] = frozenset(),
         remedy: Callable[[Sequence[Difference]], str] = lambda _: OTHER_RUN,
     ) -> None:
-        """Raise if the folder contains a run that was asked for something else, or files but no run.
+        """Raise if the folder contains a run with another request, or files of something else.
 
         Only the keys of `asked` are compared with what the run began with, which is its config file if this
         is JSON. `free` are keys of the recipe that may change. Without a remedy a change is allowed.
@@ -163,7 +165,7 @@ class RunFolder:
         if changed and (told := remedy(changed)):
             more = len(changed) - MAX_DIFFERENCES
             listed = [*map(_told, changed[:MAX_DIFFERENCES]), *([f"and {more} more"] if more > 0 else [])]
-            raise UserError(f"holds another run: {'; '.join(listed)}", where=str(self.path), remedy=told)
+            raise UserError(f"contains another run: {'; '.join(listed)}", where=str(self.path), remedy=told)
 
     def remove_partial_files(self) -> None:
         """Remove half-written files and folders of killed processes."""
@@ -188,7 +190,7 @@ class RunFolder:
 
 
 def _told(change: Difference) -> str:
-    """Return a change in words; hashes mean nothing to people."""
+    """Return a change in words, without hashes."""
     hashes = [each for each in (change.before, change.now) if each is not None]
     if not all(isinstance(each, str) and re.fullmatch("[0-9a-f]{64}", each) for each in hashes):
         return str(change)
@@ -204,13 +206,13 @@ def _lock(folder: Path) -> int:
     except OSError as error:
         os.close(handle)
         held = isinstance(error, BlockingIOError | PermissionError)
-        what = "another run is working here" if held else f"cannot be locked ({error.strerror})"
+        what = "another run is using this folder" if held else f"cannot be locked ({error.strerror})"
         remedy = "wait for it or stop it, or give `out` another folder"
         raise UserError(what, where=str(folder), remedy=remedy) from error
     return handle
 
 
-# ---- the card of the finished model, as Markdown: what it is, how it was made, and with which results
+# ---- the card of the finished model, as Markdown: its description, its training and its results
 
 
 def card_text(

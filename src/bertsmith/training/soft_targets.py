@@ -9,7 +9,7 @@ from torch import Tensor
 def soft_losses(ours_RV: Tensor, theirs_RV: Tensor, temperature: float) -> Tensor:
     """Return each row's divergence from the teacher [R] at a temperature, times the temperature squared.
 
-    The square keeps gradients as large as those of hard targets at any temperature.
+    The square keeps gradients as large as with hard targets at any temperature.
     """
     ours_RV = (ours_RV.float() / temperature).log_softmax(-1)
     theirs_RV = (theirs_RV.float() / temperature).log_softmax(-1)

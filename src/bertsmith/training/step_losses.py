@@ -34,7 +34,7 @@ class OverTheStep(ABC):
 
     @abstractmethod
     def of_step(self, rows_Z: Tensor, loss_scales_C: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of all rows of a step, and what each row adds to the sums [Z, N]."""
+        """Return the loss of all rows of a step, and each row's part of the sums [Z, N]."""
 
 
 def seed_dropout(seed: int, device: torch.device) -> None:

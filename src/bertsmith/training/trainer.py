@@ -1,7 +1,7 @@
 """The trainer: one optimisation step, and the loop over the steps of a run, for every training job.
 
-A job provides a module whose `forward(micro_batch, loss_scales)` returns a loss and sums to report, a
-function that returns the input of the next step, and one that returns what is due after a step.
+A job provides a module with a `forward(micro_batch, loss_scales)` that returns a loss and sums to report, a
+function that returns the input of the next step, and one that returns the actions due after a step.
 """
 
 import math
@@ -91,7 +91,7 @@ class Progress:
 
     step: int = 0
     stage: int = 0
-    """Index of the current stage, for data that come in stages; `stage_step` counts the steps in it."""
+    """Index of the current stage, for data with stages; `stage_step` counts the steps in it."""
     stage_step: int = 0
     tokens: int = 0
     """Tokens trained on so far, over all ranks."""
@@ -99,11 +99,11 @@ class Progress:
     first_step_seconds: float = 0.0
     """Seconds until the first step was done, compiling included."""
     skipped: int = 0
-    """Steps whose gradient was not used."""
+    """Steps with an unused gradient."""
     skipped_in_a_row: int = 0
 
     def after(self, *, tokens: int, seconds: float) -> "Progress":
-        """Return the progress after one more step, before it is known whether its gradient was used."""
+        """Return the progress after one more step, before it is known if its gradient was used."""
         return replace(
             self,
             step=self.step + 1,
@@ -271,10 +271,10 @@ def training_steps(
 
     If the trainer runs ahead, a step is reported once the next one is launched, so that the GPU always has
     work queued and never waits for Python. If something is due after a step, it is reported before the next
-    one is launched: the weights that are evaluated or saved are those of that step.
+    one is launched: the evaluated or saved weights are that step's.
     """
     pending: deque[tuple[PendingStep, Progress, Due]] = deque()
-    reported = progress  # whether the gradients of later steps were used is not known yet
+    reported = progress  # it is not yet known if the gradients of later steps were used
     while (step := next_step(progress)) is not None:
         launched = launch_step(trainer, step)
         # The clock is read after the launch: on a CPU that is the whole step.
@@ -291,7 +291,7 @@ def training_steps(
 
 
 def skip_message(report: StepReport, trainer: Trainer) -> str:
-    """Return a message about a step whose gradient was not used."""
+    """Return a message about a step with an unused gradient."""
     step = report.progress.step
     if report.skipped == "taken back":
         return f"step {step} was taken back with the weights: it had been launched already"
@@ -352,7 +352,9 @@ def finish_step(
 
 
 def _learn_ahead(trainer: Trainer, step: StepInput) -> Tensor:
-    """Take a step whose update the GPU skips by itself if the gradient is not finite; return its numbers."""
+    """Take a step without waiting: the GPU itself skips the update of a non-finite gradient; return its
+    numbers.
+    """
 
     def learn(micros: Sequence[Micro], loss_scales: Tensor) -> Tensor:
         numbers = _gradients(trainer, micros, loss_scales)
@@ -454,7 +456,7 @@ def choose_precision(
         raise UserError(what, key="run.precision", remedy=remedy)
     if precision == "fp16" and sharded:
         # torch's scaler looks for overflows in one process only, which under FSDP holds a shard.
-        what, remedy = "fp16 does not go with sharded weights", "set run.parallel to ddp"
+        what, remedy = "fp16 does not support sharded weights", "set run.parallel to ddp"
         raise UserError(what, key="run.precision", remedy=remedy)
     return precision
 

@@ -28,11 +28,11 @@ class WeightAverage:
     decay: float | Literal["equal"] = "equal"
     """Decay of an exponential average; "equal" gives all steps the same weight."""
     count: int = 0
-    """Number of steps whose weights were averaged."""
+    """Number of averaged steps."""
 
     @torch.no_grad()
     def add(self) -> None:
-        """Add the current weights to the average; on a GPU, those of the step that was launched last."""
+        """Add the current weights to the average; on a GPU, after the step that was launched last."""
         self.count += 1
         if self.count == 1:
             for each in self._parameters():

@@ -72,7 +72,7 @@ def test_an_export_of_all_that_was_killed_is_finished_by_the_same_command(run, m
         for step in STEPS
     )
     (step_folder(tmp_path, 6) / "card.md").write_text("of another run")
-    assert "step-00000006: is there already" in mistake(
+    assert "step-00000006: already exists" in mistake(
         capsys, "checkpoint", "export", run, "--all", "--out", tmp_path
     )
 
@@ -147,7 +147,7 @@ def test_an_unfinished_run_is_exported_with_its_store(capsys, store, tmp_path):
     [
         (("--step", 5), "step 5 was not kept; choose one of 3, 6, 8"),
         (("--step", 0), "step 0 was not kept"),
-        (("--step", 3, "--all"), "--step and --all: one step or all of them"),
+        (("--step", 3, "--all"), "--step and --all: --step and --all exclude each other"),
     ],
 )
 def test_what_cannot_be_exported_is_refused(capsys, run, tmp_path, words, message):
@@ -156,7 +156,7 @@ def test_what_cannot_be_exported_is_refused(capsys, run, tmp_path, words, messag
 
 
 def test_a_folder_that_is_no_pretraining_run_is_refused(capsys, tmp_path):
-    assert "holds no pre-training run" in mistake(capsys, "checkpoint", "list", tmp_path)
+    assert "is not a pre-training run" in mistake(capsys, "checkpoint", "list", tmp_path)
 
 
 def test_a_damaged_checkpoint_and_a_taken_folder_are_refused(store, tmp_path):
@@ -164,7 +164,7 @@ def test_a_damaged_checkpoint_and_a_taken_folder_are_refused(store, tmp_path):
         run_tiny(store, tmp_path / "run", "run.steps=2")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         export_checkpoints(tmp_path / "run", {2: tmp_path / "taken"})
     (shard,) = step_folder(tmp_path / "run" / "checkpoints", 2).glob("*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")

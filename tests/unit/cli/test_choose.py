@@ -73,12 +73,15 @@ def test_a_file_gets_a_line_for_each_question(capsys, folder, expected, tmp_path
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        ((), "it is not clear what to choose among; give a context and its options"),
-        (("a cat", "--input", "x.txt"), "it is not clear what to choose among"),
-        (("a cat", "one"), "the question: has 1 option, a choice takes two or more; give the context, then"),
-        (("--input", "TABLE"), "is a table; say which column holds the texts with --text COLUMN"),
-        (("--input", "TABLE", "--text", "context"), "--text and --options: a table has a context and"),
-        (("--input", "LINES"), "questions.txt:2: has 1 option, a choice takes two or more"),
+        ((), "nothing to choose among; give a context and its options"),
+        (("a cat", "--input", "x.txt"), "nothing to choose among"),
+        (
+            ("a cat", "one"),
+            "the question: has 1 option, but a choice needs at least two; give the context, then",
+        ),
+        (("--input", "TABLE"), "is a table; give the column of the texts with --text COLUMN"),
+        (("--input", "TABLE", "--text", "context"), "--text and --options: a table needs columns"),
+        (("--input", "LINES"), "questions.txt:2: has 1 option, but a choice needs at least two"),
         (("a cat", "one", "snow " * 200), "the question, option 1: has 205 tokens"),
     ],
 )

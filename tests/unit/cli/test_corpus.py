@@ -80,7 +80,7 @@ def test_tokens_per_word_are_those_that_the_vocabulary_was_said_to_have(tmp_path
 def test_rules_of_another_language_are_reported(given, language: str, is_told: bool) -> None:
     answer = CliRunner().invoke(app, [*given, "--language", language])
     assert answer.exit_code == 0
-    assert ("sw has no rules for sentences of its own; those of a related" in answer.stderr) == is_told
+    assert ("sw does not have sentence rules; the rules of a related" in answer.stderr) == is_told
 
 
 def test_machines_get_one_json_object(given, tmp_path) -> None:
@@ -123,7 +123,7 @@ def test_every_option_reaches_the_store(given, tmp_path) -> None:
 
 def test_a_store_that_is_there_is_left_alone(given) -> None:
     run(*given)
-    with pytest.raises(UserError, match="store: is there already; choose another --out, or remove it"):
+    with pytest.raises(UserError, match="store: already exists; choose another --out, or remove it"):
         run(*given)
 
 

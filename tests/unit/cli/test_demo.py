@@ -51,7 +51,7 @@ def test_every_step_is_a_command_and_the_table_is_what_was_measured(capsys, monk
         (line,) = (line for line in told.out.splitlines() if row in line and "│" in line)
         assert f"{result['metrics']['dev']['accuracy']:.1%}" in line
     assert "bertsmith serve" in told.out
-    assert "is there already" in mistake(capsys, "demo", "--out", tmp_path / "shown")
+    assert "already exists" in mistake(capsys, "demo", "--out", tmp_path / "shown")
 
 
 @pytest.mark.parametrize("there", [(), ("answer",), ("answer", "tag", "classify")])

@@ -44,7 +44,7 @@ def test_layers_of_the_teacher_make_a_distilbert_by_its_recipe(capsys, store, te
     assert (recipe.distill.temperature, recipe.masking.smoothing, recipe.optim.clip_norm) == (2, 0.7, 5)
     again = bertsmith(capsys, *words)
     assert again.code == 0 and "--student" in again.out + again.err
-    assert "finished already" in again.out + again.err
+    assert "already finished" in again.out + again.err
 
 
 def test_a_student_may_have_a_shape_of_its_own(capsys, store, teacher, tmp_path):
@@ -86,11 +86,11 @@ def test_a_larger_student_is_a_warning(capsys, caplog, store, teacher, tmp_path)
 @pytest.mark.parametrize(
     ("more", "word"),
     [
-        (("--layers", 5), "the teacher has 4 layers, and a student of 5 would be larger"),
-        (("--layers", 0), "would have none"),
+        (("--layers", 5), "the teacher has 4 layers, but a student of 5 would be larger"),
+        (("--layers", 0), "would be empty"),
         ((), "--layers, --student: give one of the two"),
         (("--layers", 2, "--student", "bert-tiny"), "--layers, --student: give one of the two"),
-        (("--student", "absent.toml"), "absent.toml: is neither a preset nor a file"),
+        (("--student", "absent.toml"), "absent.toml: is not a preset or a file"),
         (("--layers", 2, "--set", "distill.temperature=0"), "distill.temperature"),
         (("--layers", 2, "--steps", 1, "--minutes", 1), "a run has one budget"),
         (("--layers", 2, "--set", "examples.stages=[{fraction=1,length=128,predictions=9}]"), "128"),
@@ -142,14 +142,14 @@ def test_the_task_of_ones_own_is_that_of_the_teacher(capsys, model, tmp_path):
     [
         (("--task", "sst2", "--data", "x"), "a task needs both"),
         (("--task", "sst2", "--student", "x"), "a task needs both"),
-        (("--task", "sst2", "--data", "x", "--student", "bert-mini"), "bert-mini: is a recipe, and a task"),
-        (("--task", "sst2", "--data", "x", "--student", "own.toml"), "own.toml: is a recipe, and a task"),
+        (("--task", "sst2", "--data", "x", "--student", "bert-mini"), "bert-mini: is a recipe, but a task"),
+        (("--task", "sst2", "--data", "x", "--student", "own.toml"), "own.toml: is a recipe, but a task"),
         (("--task", "sst2", "--store", "x"), "--store, --task: give one of the two"),
         ((), "--store, --task: give one of the two"),
-        (("--task", "sst2", "--layers", 2), "means nothing beside --task"),
-        (("--store", "x", "--epochs", 2), "means nothing beside --store"),
-        (("--store", "x", "--teacher", "y", "--layers", 2), "has one teacher"),
-        (("--task", "custom", "--student", "x", "--data", "x"), "table of your own"),
+        (("--task", "sst2", "--layers", 2), "cannot be used with --task"),
+        (("--store", "x", "--epochs", 2), "cannot be used with --store"),
+        (("--store", "x", "--teacher", "y", "--layers", 2), "supports one teacher"),
+        (("--task", "custom", "--student", "x", "--data", "x"), "your own table"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(capsys, model, tmp_path, words, word):

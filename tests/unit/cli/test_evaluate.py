@@ -54,7 +54,7 @@ def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
 
 def test_a_folder_that_is_not_there_is_told_with_the_file_that_was_looked_for(capsys, run, tmp_path):
     told = mistake(capsys, "evaluate", "--model", run[0].folder, "--data", tmp_path / "none")
-    assert "no such file or folder; name a folder with dev.tsv" in told
+    assert "does not exist; name a folder with dev.tsv" in told
 
 
 def test_another_split_can_be_chosen(capsys, run):
@@ -83,11 +83,11 @@ def test_examples_without_a_label_stop_it_or_are_counted(capsys, own, tmp_path):
     file.write_text("text,label\nthe sun,hot\nthe snow,\nthe snow,icy\nthe tea,\n")
     words = ("evaluate", "--model", own[0].folder, "--data", file)
     line = mistake(capsys, *words)
-    assert "new.csv:3: 2 of 4 examples have no label to compare with" in line and "--skip-bad" in line
+    assert "new.csv:3: 2 of 4 examples lack a label to compare with" in line and "--skip-bad" in line
     told = bertsmith(capsys, *words, "--skip-bad")
     assert told.out.startswith("Custom, 2 examples (2 bad lines skipped)")
     file.write_text("text,label\nthe snow,\n")
-    assert "1 of 1 examples have no label" in mistake(capsys, *words, "--skip-bad")
+    assert "1 of 1 examples lack a label" in mistake(capsys, *words, "--skip-bad")
     file.write_text("text,warmth\nthe snow,icy\n")
     assert mistake(capsys, *words).endswith("add the labels, in the column 'label'")
 
@@ -116,11 +116,11 @@ def test_mistakes_are_one_line(capsys, run, tmp_path):
     (tmp_path / "new.tsv").write_text("sentence\nthe sun\n")
     write_toy_folder(tmp_path / "plain")
     for words, said in (
-        ((folder, "--data", tmp_path / "new.tsv"), "have no label to compare with"),
-        ((folder, "--data", tmp_path / "gone.tsv"), "gone.tsv: no such file or folder"),
-        ((folder, "--data", data, "--split", "exam"), "SST-2 has no split 'exam'"),
-        ((tmp_path / "gone", "--data", data), "there is no such folder"),
-        ((tmp_path / "plain", "--data", data), "was not fine-tuned here"),
+        ((folder, "--data", tmp_path / "new.tsv"), "lack a label to compare with"),
+        ((folder, "--data", tmp_path / "gone.tsv"), "gone.tsv: does not exist"),
+        ((folder, "--data", data, "--split", "exam"), "SST-2 does not have a split 'exam'"),
+        ((tmp_path / "gone", "--data", data), "this folder does not exist"),
+        ((tmp_path / "plain", "--data", data), "was not fine-tuned by bertsmith"),
     ):
         assert said in mistake(capsys, "evaluate", "--model", *words)
 
@@ -143,7 +143,7 @@ def test_of_the_file_it_was_trained_from_the_part_held_back_is_evaluated(capsys,
     summary = json.loads(told.out)
     assert summary["measures"] == pytest.approx(result.metrics["dev"], abs=1e-4)
     assert summary["examples"] == 60 - result.examples
-    assert f"{file}: the model was trained from this file: only the part that was held back" in told.err
+    assert f"{file}: the model was trained from this file: only the held-back part" in told.err
 
 
 def test_a_copy_of_that_file_or_a_split_that_is_named_is_evaluated_whole(capsys, own, tmp_path):
@@ -169,7 +169,7 @@ def test_labels_that_training_has_not_count_as_wrong_or_are_skipped(capsys, own,
     told = bertsmith(capsys, "evaluate", "--model", own[0].folder, "--data", file, "--json")
     assert json.loads(told.out)["examples"] == 3
     assert json.loads(told.out)["measures"]["accuracy"] <= 2 / 3
-    assert "1 examples have labels that training does not have and count as wrong" in told.err
+    assert "1 examples have labels that do not occur in training and count as wrong" in told.err
     told = bertsmith(capsys, "evaluate", "--model", own[0].folder, "--data", file, "--skip-bad")
     assert told.out.startswith("Custom, 2 examples (1 bad lines skipped)")
 
@@ -177,14 +177,14 @@ def test_labels_that_training_has_not_count_as_wrong_or_are_skipped(capsys, own,
 def test_a_file_of_strange_labels_alone_cannot_be_evaluated_without_them(capsys, own, tmp_path):
     (tmp_path / "new.csv").write_text("text,label\nthe tea,lukewarm\n")
     words = ("evaluate", "--model", own[0].folder, "--data", tmp_path / "new.csv", "--skip-bad")
-    assert "new.csv: has no label that the model knows" in mistake(capsys, *words)
+    assert "new.csv: does not have a label of this model" in mistake(capsys, *words)
 
 
 def test_a_file_without_tags_cannot_be_evaluated(capsys, model, tmp_path):
     result = tune("wnut17", model, tmp_path, *SHORT)
     (tmp_path / "new.txt").write_text("london\nis\ncold\n")
     said = mistake(capsys, "evaluate", "--model", result.folder, "--data", tmp_path / "new.txt")
-    assert "new.txt:1: 1 of 1 examples have no label to compare with" in said
+    assert "new.txt:1: 1 of 1 examples lack a label to compare with" in said
     told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", tmp_path / "data" / "wnut17")
     assert "  span f1 location: " in told.out
 

@@ -61,7 +61,7 @@ def test_semicolons_are_seen_in_the_header_and_reported(capsys, run, tmp_path, c
     (tmp_path / "other.csv").write_text((run / "my.csv").read_text())
     told = bertsmith(capsys, "evaluate", "--model", run / "run", "--data", tmp_path / "other.csv", "--json")
     assert json.loads(told.out)["examples"] == 120
-    assert f"{tmp_path / 'other.csv'}: its first line shows semicolons between its cells" in caplog.text
+    assert f"{tmp_path / 'other.csv'}: its first line has semicolons between its cells" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -109,15 +109,15 @@ def test_a_file_of_one_delimiter_is_trained_on_by_option(capsys, model, tmp_path
 @pytest.mark.parametrize("option", [("--delimiter", ";"), ("--encoding", "cp1252"), ("--columns", "a,b")])
 def test_files_of_a_known_format_take_no_such_option(capsys, tmp_path, option):
     words = ("finetune", "sst2", "--data", tmp_path, "--out", tmp_path / "run", *option)
-    assert f"{option[0]}: sst2 knows its own columns and parts" in mistake(capsys, *words)
+    assert f"{option[0]}: sst2 defines its own columns and parts" in mistake(capsys, *words)
 
 
 def test_inspect_tells_why_all_lines_are_bad(capsys, tmp_path):
     (tmp_path / "my.csv").write_text('review,stars\na,"1,234"\nb,many\n')
     words = ("--text", "review", "--label", "stars", "--kind", "regress", "--dev-share", "0")
     line = mistake(capsys, "inspect", tmp_path / "my.csv", *words)
-    assert "my.csv: holds no examples: 2 lines were skipped, the first one: " in line
-    assert "my.csv:2 has '1,234', whose comma may part thousands or decimals" in line
+    assert "my.csv: contains no examples: 2 lines were skipped, first: " in line
+    assert "my.csv:2 has '1,234': its comma may separate thousands or decimals" in line
 
 
 # ---- what is written
@@ -176,7 +176,7 @@ def test_embed_skips_bad_lines_and_says_which_are_left(capsys, model, spoiled, t
     assert not out.exists()
     told = bertsmith(capsys, *words, "--skip-bad", "--json")
     assert json.loads(told.out)["skipped"] == 3 and json.loads(told.out)["texts"] == 2
-    assert told.err.startswith("3 bad lines were skipped, the first one: ")
+    assert told.err.startswith("3 bad lines were skipped, first: ")
     expected = package.load(model).embed(["the sun", "the tea"]).numpy()
     if suffix == ".npy":
         found = np.load(out)
@@ -202,11 +202,11 @@ def test_classify_skips_bad_lines(capsys, run, tmp_path):
     assert bertsmith(capsys, *words).code == 2
     told = bertsmith(capsys, *words, "--skip-bad")
     assert [json.loads(line)["line"] for line in told.out.splitlines()] == [1, 4]
-    assert "2 bad lines were skipped, the first one: " in told.err
+    assert "2 bad lines were skipped, first: " in told.err
 
 
 def test_a_file_of_bad_lines_only_is_told_with_the_first_reason(capsys, model, tmp_path):
     (tmp_path / "texts.txt").write_bytes(b"\xff\n\xfe\n")
     words = ("embed", "--input", tmp_path / "texts.txt", "--model", model, "--out", tmp_path / "v.npy")
     line = mistake(capsys, *words, "--skip-bad")
-    assert "texts.txt:1: is not UTF-8 text (byte 0), and no other line can be taken" in line
+    assert "texts.txt:1: is not UTF-8 text (byte 0), and all other lines are bad, too" in line

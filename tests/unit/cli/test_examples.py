@@ -37,7 +37,7 @@ def test_people_see_tokens_targets_and_shares(store: Path) -> None:
     assert "Example 2:" in text and "Example 3:" not in text
     for word in ("position", "segment", "[CLS]", "[MASK]", "target", "label", "shown as", "Lengths", "█"):
         assert word in text
-    assert "have a random B; the recipe says 50%, but" in " ".join(text.split())
+    assert "have a random B; the recipe's value is 50%, but" in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 90
 
 
@@ -69,7 +69,7 @@ def test_one_sided_objectives_have_no_masks_to_count(store: Path) -> None:
 def test_a_step_that_training_never_comes_to_is_rejected(store: Path, stage: str, steps: int) -> None:
     short = ["--stage", stage, "--set", "run.steps=10", *SMALL]
     assert answer("bert-tiny", "--store", str(store), "--step", str(steps - 1), *short)
-    with pytest.raises(UserError, match=f"stage {stage} has no step {steps}; it has {steps} steps"):
+    with pytest.raises(UserError, match=f"stage {stage} does not have a step {steps}; it has {steps} steps"):
         answer("bert-tiny", "--store", str(store), "--step", str(steps), *short)
 
 
@@ -77,7 +77,9 @@ def test_a_budget_of_tokens_has_about_so_many_steps(store: Path) -> None:
     tokens = ["--set", "run.budget=tokens", "--set", "run.tokens=100_000", "--over", "100_000_000"]
     arguments = ("bert-tiny", "--store", str(store), "--show", "0", *tokens, *SMALL)
     shares = json.loads(answer(*arguments, "--json"))["shares"]
-    with pytest.raises(UserError, match=r"has no step 1,000,000,000; it has about [\d,]+ steps") as refused:
+    with pytest.raises(
+        UserError, match=r"does not have a step 1,000,000,000; it has about [\d,]+ steps"
+    ) as refused:
         answer(*arguments, "--step", "1_000_000_000")
     [about] = re.findall(r"about ([\d,]+) steps", refused.value.line())
     in_a_step = 8 * shares["tokens"] / shares["sequences"]
@@ -126,7 +128,7 @@ def test_lengths_are_counted_in_ascending_bins_up_to_the_longest(store: Path, le
 
 
 def test_a_stage_the_recipe_lacks_is_rejected(store: Path) -> None:
-    with pytest.raises(UserError, match="no stage 7; it has 2"):
+    with pytest.raises(UserError, match="not have a stage 7; it has 2"):
         answer("bert-tiny", "--store", str(store), "--stage", "7", *SMALL)
 
 
@@ -134,5 +136,5 @@ def test_a_damaged_store_is_named_and_not_looked_at(tmp_path: Path) -> None:
     folder = random_store(tmp_path, documents=300, sentences=(1, 4)).folder
     shard = folder / "shard-00000.tokens"
     shard.write_bytes(b"\xff\xff" + shard.read_bytes()[2:])
-    with pytest.raises(UserError, match=r"shard-00000\.tokens: is not as it was written"):
+    with pytest.raises(UserError, match=r"shard-00000\.tokens: has changed since it was written"):
         answer("bert-tiny", "--store", str(folder), *SMALL)

@@ -89,7 +89,7 @@ def test_the_file_alone_and_weights_too_large_for_one(model, tmp_path, capsys, m
     assert bertsmith(capsys, "export", "--model", model, "--onnx", tmp_path / "my.onnx").code == 0
     assert [each.name for each in tmp_path.iterdir()] == ["my.onnx"]
     onnx.checker.check_model(onnx.load(tmp_path / "my.onnx"), full_check=True)
-    assert "is there already" in mistake(capsys, "export", "--model", model, "--onnx", tmp_path / "my.onnx")
+    assert "already exists" in mistake(capsys, "export", "--model", model, "--onnx", tmp_path / "my.onnx")
     bertsmith(capsys, "export", "--model", model, "--onnx", tmp_path / "whole")
     monkeypatch.setattr(onnx_export, "MAX_BYTES", 1000)
     assert "give a folder" in mistake(capsys, "export", "--model", model, "--onnx", tmp_path / "large.onnx")

@@ -29,7 +29,7 @@ def test_a_folder_of_features_is_written_and_opened(capsys, texts, model, tmp_pa
     assert "1 bad lines were skipped" in told.err
     found = package.open_features(out)
     assert found.lines.tolist() == [1, 3] and found.of_text(1).shape == (4, 64)
-    assert "is there already" in mistake(capsys, *words)
+    assert "already exists" in mistake(capsys, *words)
 
 
 def test_machines_get_json(capsys, texts, model, tmp_path):

@@ -110,7 +110,7 @@ def test_pairs_are_two_columns(give, capsys, reviews, tmp_path):
         "--out",
         tmp_path / "o.csv",
     )
-    assert "new.csv:1: has no column 'second'" in line
+    assert "new.csv:1: lacks the column 'second'" in line
 
 
 def test_every_line_of_a_file_is_predicted_whatever_its_name(give, capsys, reviews, tmp_path):
@@ -153,7 +153,7 @@ def test_a_stopped_run_exits_with_130_and_resumes(give, tmp_path):
     with stop_at(1):
         told = give(*words)
     assert told.code == 130
-    assert "stopped after 2 steps; give the same command again to resume" in told.out
+    assert "stopped after 2 steps; run the same command again to resume" in told.out
     again = give(*words)
     assert again.code == 0
     assert "resumes from step 2" in again.out
@@ -164,7 +164,7 @@ def test_stopped_seeds_say_where(give, tmp_path):
     words = ("sst2", "--data", sst2(tmp_path / "data"), "--seeds", "2", *SHORTLY)
     with stop_at(6):
         told = give(*words)
-    assert (told.code, "stopped in seed-1; give the same command again" in told.out) == (130, True)
+    assert (told.code, "stopped in seed-1; run the same command again" in told.out) == (130, True)
     with stop_at(1):
         told = give(*words, "--json")
     assert json.loads(told.out.splitlines()[-1]) == {"finished": False, "stopped_in": "seed-1"}
@@ -221,13 +221,13 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
 @pytest.mark.parametrize(
     ("task", "words", "told"),
     [
-        ("squad", (), "--quick: SQuAD 1.1 has no linear head to solve; leave it out"),
+        ("squad", (), "--quick: SQuAD 1.1 does not have a linear head to solve; remove it"),
         (
             "sst2",
             ("--minutes", "1"),
-            "--quick --minutes: a head that is solved takes no steps; leave one of them out",
+            "--quick --minutes: a head that is solved does not take steps; remove one of them",
         ),
-        ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; leave --seeds"),
+        ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; remove --seeds"),
         ("sst2", ("--random", "3"), "--quick --random: a solved head is the same in every run"),
     ],
 )
@@ -274,7 +274,7 @@ def test_a_cache_that_cannot_be_written_does_not_stop_a_run(give, tmp_path, monk
     (tmp_path / "cache").write_text("in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert give("sst2", "--data", sst2(tmp_path / "data"), *SHORTLY).code == 0
-    assert sum("every run encodes its texts anew" in line for line in caplog.messages) == 1
+    assert sum("every run encodes its texts again" in line for line in caplog.messages) == 1
 
 
 def test_for_machines_every_line_is_an_object(give, tmp_path):
@@ -300,26 +300,26 @@ def test_bad_lines_that_are_skipped_are_counted(give, reviews):
 
 
 MISTAKES = {
-    "unknown task": (("sst", "--data", "DATA"), "there is no task 'sst'; did you mean sst2?"),
+    "unknown task": (("sst", "--data", "DATA"), "unknown task 'sst'; did you mean sst2?"),
     "wrong column": (
         ("custom", "--data", "DATA", "--text", "reviews", "--label", "class"),
-        "my.csv:1: has no column 'reviews'; its columns are 'number', 'review'",
+        "my.csv:1: lacks the column 'reviews'; its columns are 'number', 'review'",
     ),
     "no columns": (
         ("custom", "--data", "DATA"),
-        "a task of your own needs the names of its columns; give --text COLUMN and --label COLUMN; "
+        "your own task needs the names of its columns; give --text COLUMN and --label COLUMN; "
         "for tagged words fine-tune `tags`, for answers in passages `squad`",
     ),
-    "columns of a known task": (("sst2", "--data", "DATA", *OWN), "sst2 knows its own columns"),
+    "columns of a known task": (("sst2", "--data", "DATA", *OWN), "sst2 defines its own columns"),
     "unknown kind": (("custom", "--data", "DATA", *OWN, "--kind", "rank"), "--kind: unknown kind 'rank'"),
     "words for numbers": (
         ("custom", "--data", "DATA", *OWN, "--kind", "regress"),
-        "my.csv:2: has 'icy' where a number is expected",
+        "my.csv:2: has 'icy' instead of a number",
     ),
-    "no data": (("custom", "--data", "nowhere.csv", *OWN), "nowhere.csv: no such file or folder"),
+    "no data": (("custom", "--data", "nowhere.csv", *OWN), "nowhere.csv: does not exist"),
     "no model": (
         ("custom", "--data", "DATA", *OWN, "--model", "nowhere"),
-        "nowhere: there is no such folder",
+        "nowhere: this folder does not exist",
     ),
     "unknown setting": (
         ("custom", "--data", "DATA", *OWN, "--set", "optim.lr=1e-3"),
@@ -354,7 +354,7 @@ MISTAKES = {
     ),
     "test without development": (
         ("custom", "--data", "DATA", *OWN, "--test-share", "0.2", "--dev-share", "0"),
-        "--test-share: without a development set the test would decide what is kept",
+        "--test-share: without a development set, the test set would select the model",
     ),
     "grid and rate": (
         ("custom", "--data", "DATA", *OWN, "--grid", "--lr", "1e-3"),
@@ -364,14 +364,14 @@ MISTAKES = {
         ("custom", "--data", "DATA", *OWN, "--grid", "--set", "run.examples=8"),
         "--grid: the grid has its own values of run.examples",
     ),
-    "kind of a known task": (("sst2", "--data", "DATA", "--kind", "regress"), "--kind: sst2 knows its own"),
+    "kind of a known task": (("sst2", "--data", "DATA", "--kind", "regress"), "--kind: sst2 defines its own"),
     "share of a known task": (
         ("sst2", "--data", "DATA", "--dev-share", "0", "--id", "number"),
-        "--id, --dev-share: sst2 knows its own columns and parts",
+        "--id, --dev-share: sst2 defines its own columns and parts",
     ),
     "separator of one label": (
         ("custom", "--data", "DATA", *OWN, "--separator", ";"),
-        "--separator: a text has one label",
+        "--separator: is for several labels",
     ),
     "two development sets": (
         ("custom", "--data", "DATA", *OWN, "--dev", "DATA", "--dev-share", "0.2"),
@@ -383,11 +383,11 @@ MISTAKES = {
     ),
     "no such ids": (
         ("custom", "--data", "DATA", *OWN, "--id", "key"),
-        "has no column 'key'; its columns are 'number'",
+        "lacks the column 'key'; its columns are 'number'",
     ),
     "one label": (
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
-        "there is nothing to tell apart: the examples have only the label 'x'",
+        "there is nothing to learn: the examples have only the label 'x'",
     ),
     "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "set --max-length 128"),
 }
@@ -427,7 +427,7 @@ def test_runs_without_a_development_set_are_reported_too(capsys, tmp_path):
     result = FinetuningResult(tmp_path, True, {}, 1.0, 5, 160)
     show(result, as_json=False)
     show_many({"seed-0": result, "seed-1": result}, as_json=False)
-    assert "seed-0: finished; there is no development set" in capsys.readouterr().out
+    assert "seed-0: finished, without a development set" in capsys.readouterr().out
 
 
 def test_errors_of_numbers_are_reported_in_their_own_unit(capsys, tmp_path):

@@ -35,7 +35,7 @@ def test_one_table_with_what_is_missing(capsys, words, tmp_path):
     assert "Without training data here: CoLA, MRPC," in told.out
     assert (tmp_path / "out" / "table.md").read_text().strip() in told.out
     again = bertsmith(capsys, *words, "--json")
-    assert again.out.count("is finished already") == 2
+    assert again.out.count("is already finished") == 2
     summary = json.loads(again.out.splitlines()[-1])
     assert set(summary["tasks"]) == {"sst2", "rte"}
     assert summary["averages"]["BERT, table 1"] is None
@@ -45,17 +45,19 @@ def test_a_stopped_study_exits_with_130(capsys, words):
     with stop_at(6):
         told = bertsmith(capsys, *words)
     assert told.code == 130
-    assert "stopped in rte seed-0; give the same command again to resume" in told.out
+    assert "stopped in rte seed-0; run the same command again to resume" in told.out
 
 
 def test_mistakes_are_one_line(capsys, words, tmp_path):
     places = ["glue", "--data", tmp_path, "--out", tmp_path / "out"]
     line = mistake(capsys, *places)
-    assert "holds no GLUE task with training data; give the folder that holds some of CoLA, SST-2," in line
+    assert (
+        "does not contain a GLUE task with training data; give the folder with some of CoLA, SST-2," in line
+    )
     assert line.count("SICK") == 1
     gone = mistake(capsys, "glue", "--data", tmp_path / "nowhere", "--out", tmp_path / "out")
-    assert "nowhere: there is no such folder" in gone
-    assert "there is no such folder" in mistake(capsys, *words, "--model", tmp_path / "nowhere")
+    assert "nowhere: this folder does not exist" in gone
+    assert "this folder does not exist" in mistake(capsys, *words, "--model", tmp_path / "nowhere")
     assert "--lr-grid: it has its own learning rates" in mistake(capsys, *words, "--lr-grid", "--lr", "1e-4")
     assert "give --seeds or --random" in mistake(capsys, *words, "--seeds", "2", "--random", "3")
     assert "optim.lr" in mistake(capsys, *words, "--set", "optim.lr=1")

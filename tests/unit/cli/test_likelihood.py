@@ -80,7 +80,7 @@ def test_a_table_is_read_and_written(capsys, model, expected, tmp_path):
     table, out = tmp_path / "in.csv", tmp_path / "out.csv"
     table.write_text("id,said\n" + "".join(f"1,{text}\n" for text in (*TEXTS, " ")))
     words = ("likelihood", "--input", table, "--text", "said", "--model", model)
-    assert "has no text in said" in mistake(capsys, *words, "--out", out)
+    assert "lacks a text in said" in mistake(capsys, *words, "--out", out)
     assert not out.exists()
     told = bertsmith(capsys, *words, "--skip-bad", "--out", out)
     assert told.out == f"3 rows -> {out}\n" and "1 bad lines were skipped" in told.err
@@ -96,8 +96,8 @@ def test_a_table_is_read_and_written(capsys, model, expected, tmp_path):
 
 def test_what_cannot_be_scored_is_one_line(capsys, model, file, tmp_path):
     given = ("--input", file, "--model", model)
-    assert "it is not clear what to score" in mistake(capsys, "likelihood", "--model", model)
-    assert "is not the name of a table" in mistake(capsys, "likelihood", *given, "--out", tmp_path / "a.npy")
+    assert "nothing to score" in mistake(capsys, "likelihood", "--model", model)
+    assert "is not a table format" in mistake(capsys, "likelihood", *given, "--out", tmp_path / "a.npy")
     assert "which may have an --out" in mistake(capsys, "likelihood", "tea", "--out", tmp_path / "a.csv")
     same = file.rename(tmp_path / "texts.tsv")
     answer = mistake(capsys, "likelihood", "--input", same, "--text", TEXTS[0], "--out", same)
@@ -106,4 +106,4 @@ def test_what_cannot_be_scored_is_one_line(capsys, model, file, tmp_path):
     assert "the text: has 202 tokens" in long and "--truncate" in long
     untrained(tmp_path / "classes", {"classify": 2}, **numbered_labels("bad", "good"))
     lacking = mistake(capsys, "likelihood", "tea", "--model", tmp_path / "classes")
-    assert "this model cannot predict words" in lacking and "leave --model out" in lacking
+    assert "this model cannot predict words" in lacking and "remove --model" in lacking

@@ -13,7 +13,7 @@ SOURCE = str(Path(package.__file__).parents[1])
 
 def test_what_stands_behind_two_dashes_is_no_option(capsys):
     told = bertsmith(capsys, "answer", "--passage-text", "tea", "--", "--text")
-    assert told.code == 0 and "tea" in told.out  # and not: one passage is wanted
+    assert told.code == 0 and "tea" in told.out  # and not: give exactly one passage
 
 
 def test_verbs_are_completed_by_the_tab_key():

@@ -90,7 +90,7 @@ def test_a_full_disk_behind_the_standard_output_is_reported_in_one_line(form, un
     ):
         assert asked.stderr.read() == (
             "bertsmith: standard output: cannot be written (No space left on device); "
-            "make room where it goes, or send it elsewhere\n"
+            "free disk space, or choose another output\n"
         )
     assert asked.returncode == 2
 

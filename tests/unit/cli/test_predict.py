@@ -94,7 +94,7 @@ def test_several_files_are_not_put_into_a_folder_that_is_called_like_a_file(caps
     folder, data = runs["questions"]
     words = ("predict", "--model", folder, "--input", data, "--out")
     line = mistake(capsys, *words, tmp_path / "answers.txt")
-    assert "the ending '.txt' tells no format; name it .tsv, .csv" in line
+    assert "the ending '.txt' is not a format's; name it .tsv, .csv" in line
     assert line.endswith("or without an ending for a folder of several files")
     assert list(tmp_path.iterdir()) == []
     assert bertsmith(capsys, *words, tmp_path / "squad-1.1").code == 0
@@ -125,7 +125,7 @@ def test_words_alone_and_words_with_some_known_tag_are_tagged(capsys, runs, tmp_
 def test_bad_lines_are_counted(capsys, runs, new, tmp_path):
     new.write_text(new.read_text() + "a\tb\n")
     words = ("predict", "--model", runs["one"][0], "--input", new, "--out", tmp_path / "out.tsv")
-    assert "new.tsv:4: has 2 columns where 1 are expected" in mistake(capsys, *words)
+    assert "new.tsv:4: has 2 columns instead of 1" in mistake(capsys, *words)
     assert bertsmith(capsys, *words, "--skip-bad").out.endswith("1 bad lines were skipped\n")
 
 
@@ -134,9 +134,12 @@ def test_mistakes_are_one_line_and_write_nothing(capsys, runs, new, tmp_path):
     out = ("--out", tmp_path / "out.tsv")
     for words, said in (
         ((one, tags, "--input", new), "was not fine-tuned for the same task and labels"),
-        ((tmp_path / "gone", "--input", new), "there is no such folder"),
-        ((one, "--input", tmp_path / "gone.tsv"), "gone.tsv: no such file or folder"),
-        ((tags, "--input", runs["tags"][1], "--official", tmp_path), "the GLUE site takes no predictions"),
+        ((tmp_path / "gone", "--input", new), "this folder does not exist"),
+        ((one, "--input", tmp_path / "gone.tsv"), "gone.tsv: does not exist"),
+        (
+            (tags, "--input", runs["tags"][1], "--official", tmp_path),
+            "the GLUE site does not accept predictions",
+        ),
     ):
         assert said in mistake(capsys, "predict", "--model", *words, *out)
         assert not (tmp_path / "out.tsv").exists()
@@ -156,7 +159,7 @@ def test_the_input_is_not_overwritten(capsys, runs, new, tmp_path):
     (tmp_path / "link.tsv").symlink_to(new)
     for out in (new, tmp_path / "link.tsv", tmp_path / "." / "new.tsv"):
         line = mistake(capsys, "predict", "--model", runs["one"][0], "--input", new, "--out", out)
-        assert "is the input itself; name another place" in line
+        assert "is the input itself; choose another file" in line
     assert new.read_text() == before
 
 

@@ -123,12 +123,12 @@ def test_what_follows_is_reported(capsys):
     found = said(capsys, "next", *pair)
     assert found["follows"] and found["probability"] > 0.5
     first, second = shown(capsys, "next", *pair)
-    assert first.endswith("B follows A") and second.endswith("B stands elsewhere")
+    assert first.endswith("B follows A") and second.endswith("B does not follow A")
 
 
 def test_what_does_not_follow_comes_first_too(capsys):
     first, _ = shown(capsys, "next", "The battle was lost.", "Add two spoons of sugar and stir.")
-    assert first.endswith("B stands elsewhere")
+    assert first.endswith("B does not follow A")
 
 
 # ---- answer
@@ -348,7 +348,7 @@ def test_a_bar_is_as_long_as_the_share():
 # ---- mistakes
 
 
-WHAT_IT_CAN = "it can predict words, say whether one sentence follows another, embed texts, show its inside"
+WHAT_IT_CAN = "it can predict words, judge whether one sentence follows another, embed texts, show its inside"
 
 
 @pytest.mark.parametrize(
@@ -361,7 +361,7 @@ WHAT_IT_CAN = "it can predict words, say whether one sentence follows another, e
 )
 def test_what_the_own_encoder_cannot_do_another_of_the_package_can(capsys, words, complaint):
     line = mistake(capsys, *words, "--model", "bertsmith-small")
-    assert f"{complaint}; {WHAT_IT_CAN}; leave --model out" in line
+    assert f"{complaint}; {WHAT_IT_CAN}; remove --model" in line
 
 
 def test_what_no_model_of_the_package_can_do_says_how_to_make_one(capsys):
@@ -372,30 +372,30 @@ def test_what_no_model_of_the_package_can_do_says_how_to_make_one(capsys):
 @pytest.mark.parametrize("verb", [("fill", "a [MASK]"), ("next", "a", "b")])
 def test_a_model_of_another_kind_points_to_the_own_one(capsys, folders, verb):
     line = mistake(capsys, *verb, "--model", folders / "classes")
-    assert "it can classify texts, embed texts, show its inside; leave --model out" in line
+    assert "it can classify texts, embed texts, show its inside; remove --model" in line
 
 
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("fill", "none"), "bertsmith: the text: has no [MASK]; write [MASK] where a token is wanted"),
-        (("fill", "snow " * 200 + "[MASK]"), "the text: has 203 tokens but the model takes 128; "),
+        (("fill", "none"), "bertsmith: the text: lacks a [MASK]; write [MASK] in place of a token"),
+        (("fill", "snow " * 200 + "[MASK]"), "the text: has 203 tokens, but the model takes 128; "),
         (("fill", "snow " * 200 + "[MASK]"), "or pass --truncate"),
         (("fill", "a [MASK]", "--extend", 2, "--together"), "--extend and --together exclude each other"),
-        (("fill", "a", "--extend", 2, "--top", 5), "--extend and --top exclude each other; leave one"),
+        (("fill", "a", "--extend", 2, "--top", 5), "--extend and --top exclude each other; remove one"),
         (
             ("fill", "snow " * 200 + "[MASK]", "--truncate"),
-            "the text: was cut to the 128 tokens that the model takes, which left no [MASK]; shorten what",
+            "the text: was cut to the model's 128 tokens, and the [MASK] was lost; shorten the",
         ),
-        (("fill", "a [MASK]", "--extend", 2), "has a [MASK] already"),
-        (("next", "a", " "), "bertsmith: the pair: its second text is empty; give it some words"),
-        (("next", "", "b"), "bertsmith: the pair: its first text is empty; give it some words"),
-        (("fill", "a [mask]."), "the text: has no [MASK]; write [MASK] in place of [mask]"),
-        (("fill", "a <mask>."), "the text: has no [MASK]; write [MASK] in place of <mask>"),
-        (("fill", "a ____."), "the text: has no [MASK]; write [MASK] in place of ____"),
-        (("compare", "a"), "one text has nothing to be compared with"),
+        (("fill", "a [MASK]", "--extend", 2), "already has a [MASK]"),
+        (("next", "a", " "), "bertsmith: the pair: its second text is empty; write some words"),
+        (("next", "", "b"), "bertsmith: the pair: its first text is empty; write some words"),
+        (("fill", "a [mask]."), "the text: lacks a [MASK]; write [MASK] in place of [mask]"),
+        (("fill", "a <mask>."), "the text: lacks a [MASK]; write [MASK] in place of <mask>"),
+        (("fill", "a ____."), "the text: lacks a [MASK]; write [MASK] in place of ____"),
+        (("compare", "a"), "one text cannot be compared"),
         (("compare", "a", " "), "text 2: is empty"),
-        (("fill", "a [MASK]", "--model", "nowhere"), "nowhere: there is no such folder"),
+        (("fill", "a [MASK]", "--model", "nowhere"), "nowhere: this folder does not exist"),
     ],
 )
 def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, words, complaint):
@@ -406,8 +406,8 @@ def test_mistakes_are_one_line_in_words_of_the_command_line(capsys, folders, wor
 @pytest.mark.parametrize(
     ("folder", "words", "remedy"),
     [
-        ("single", ("a", "--second", "b"), "leave out --second, or the tab"),
-        ("numbers", ("a",), "give the second text with --second, or behind a tab"),
+        ("single", ("a", "--second", "b"), "remove --second, or the tab"),
+        ("numbers", ("a",), "give the second text with --second, or after a tab"),
     ],
 )
 def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folder, words, remedy):
@@ -417,13 +417,13 @@ def test_a_text_of_another_form_is_reported_by_the_option(capsys, folders, folde
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("why?",), "one passage is wanted; say --passage FILE"),
-        (("why?", "--passage-text", "so", "--passage", "x"), "one passage is wanted"),
+        (("why?",), "give exactly one passage; --passage FILE"),
+        (("why?", "--passage-text", "so", "--passage", "x"), "give exactly one passage"),
         (("why?", "--passage", "gone.txt"), "gone.txt: cannot be read"),
         ((" ", "--passage-text", "so"), "the question: is empty"),
         (("why?", "--passage-text", " \n"), "the passage: is empty"),
-        (("why?", "--passage-text", ""), "the passage: is empty; give it some words"),
-        (("why?", "--passage-text", "", "--passage", "x"), "one passage is wanted"),
+        (("why?", "--passage-text", ""), "the passage: is empty; write some words"),
+        (("why?", "--passage-text", "", "--passage", "x"), "give exactly one passage"),
     ],
 )
 def test_a_question_needs_one_passage(capsys, folders, words, complaint):
@@ -433,7 +433,7 @@ def test_a_question_needs_one_passage(capsys, folders, words, complaint):
 @pytest.mark.parametrize(
     ("stream", "complaint"),
     [
-        (None, "standard input: is closed; pipe the text in, or name a file"),
+        (None, "standard input: is closed; pipe the text in, or give a file"),
         (gzip.compress(b"so", mtime=0), "standard input: is compressed; unpack it: zcat FILE.gz | bertsmith"),
         (b"so \xff", "standard input: is not UTF-8 text (byte 3); convert"),
     ],

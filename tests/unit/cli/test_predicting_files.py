@@ -185,7 +185,7 @@ def test_a_closed_standard_input_is_reported_in_one_line(capsys, folders, monkey
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.stdin", None)
     line = mistake(capsys, *words, "--model", folders / "classes")
-    assert line == "bertsmith: standard input: is closed; pipe the text in, or name a file"
+    assert line == "bertsmith: standard input: is closed; pipe the text in, or give a file"
 
 
 # ---- classify
@@ -228,7 +228,7 @@ def test_a_bad_line_is_reported_by_file_and_line_after_those_before_it(capsys, f
     file.write_text("\n".join([*TEXTS, " ", "more"]))
     told = bertsmith(capsys, "classify", "--input", file, "--model", folders / "classes")
     assert told.code == 2
-    assert told.err == f"bertsmith: {file}:6: is empty; drop it or give it some words\n"
+    assert told.err == f"bertsmith: {file}:6: is empty; remove it, or write some words\n"
     assert len(told.out.removesuffix("\n").split("\n")) == 4
 
 
@@ -250,13 +250,13 @@ def test_a_file_without_a_text_is_rejected(capsys, folders, file, words, monkeyp
     monkeypatch.chdir(tmp_path)
     file.write_bytes(b"")
     line = mistake(capsys, *words, file, "--model", folders / "classes")
-    assert line == f"bertsmith: {file}: holds no text; write one text a line"
+    assert line == f"bertsmith: {file}: does not contain a text; write one text per line"
 
 
 @pytest.mark.parametrize("words", [(), ("a text", "--input", "x"), ("--input", "x", "--second", "y")])
 def test_either_a_text_or_a_file_is_classified(capsys, folders, words):
     line = mistake(capsys, "classify", *words, "--model", folders / "classes")
-    assert "it is not clear what to classify; give a text" in line
+    assert "nothing to classify; give a text" in line
 
 
 # ---- embed
@@ -304,7 +304,7 @@ def test_a_long_line_is_rejected_by_its_number_or_cut(capsys, folders, file, tmp
     file.write_text("\n".join([*TEXTS[:2], "snow " * 200]))
     words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     line = mistake(capsys, *words)
-    assert f"{file}:3: has 202 tokens but the model takes 128; " in line and "or pass --truncate" in line
+    assert f"{file}:3: has 202 tokens, but the model takes 128; " in line and "or pass --truncate" in line
     assert bertsmith(capsys, *words, "--truncate").code == 0
     assert np.load(tmp_path / "v.npy").shape == (3, 64)
 
@@ -316,7 +316,7 @@ def test_what_goes_wrong_leaves_no_half_file_and_the_old_one_whole(
     words = ("embed", "--input", file, "--model", folders / "plain", "--out", tmp_path / "v.npy")
     for text, complaint in (
         ("one\ntwo\nthree\n\n", "texts.txt:4: is empty"),
-        ("", "texts.txt: holds no text"),
+        ("", "texts.txt: does not contain a text"),
     ):
         file.write_text(text)
         assert complaint in mistake(capsys, *words)

@@ -153,7 +153,7 @@ def test_a_run_that_was_ended_early_says_why_and_how_it_goes_on(capsys):
     show(result, as_json=False)
     out = capsys.readouterr().out
     assert "ended early: the loss stays near 7.30; try a lower optim.peak_lr" in out
-    assert "saved; give the same command again, without --stop-if-flat, to resume (runs/x)" in out
+    assert "saved; run the same command again, without --stop-if-flat, to resume (runs/x)" in out
 
 
 def test_both_budgets_are_rejected(store, tmp_path):
@@ -192,12 +192,12 @@ def test_words_to_add_without_a_model_are_rejected(store, tmp_path):
 @pytest.mark.parametrize(
     ("saved_step", "told"),
     [
-        (6, "saved; give the same command again to resume (run)"),
+        (6, "saved; run the same command again to resume (run)"),
         (
             4,
             "last steps had no usable gradient; the same command resumes from step 4 (run)",
         ),
-        (0, "nothing was saved before: the same command starts again at step 0 (run)"),
+        (0, "there is no saved state: the same command starts again at step 0 (run)"),
     ],
 )
 def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_step, told):
@@ -261,13 +261,13 @@ def test_a_stopped_run_exits_with_130_and_resumes_with_the_same_command(store, t
         result = run(store, tmp_path / "run", "--steps", "8")
     assert result.exit_code == 130
     assert "stopped after 3 steps" in result.stdout
-    assert "give the same command again to resume" in result.stdout
+    assert "run the same command again to resume" in result.stdout
     again = run(store, tmp_path / "run", "--steps", "8")
     assert again.exit_code == 0
     assert "resumes from step 3" in again.stdout and "finished after 8 steps" in again.stdout
     once_more = run(store, tmp_path / "run", "--steps", "8")
     assert once_more.exit_code == 0
-    assert "is finished already: nothing is left to do" in once_more.stdout
+    assert "is already finished: there is nothing to do" in once_more.stdout
     assert "finished after 8 steps" in once_more.stdout
 
 
@@ -337,10 +337,10 @@ def test_auto_writes_the_recipe_it_chose_and_resumes_with_it(store, tmp_path, mo
     assert (written.name, written.model.layers, written.model.width) == ("auto", 2, 128)
     assert (written.run.budget, written.run.steps, written.batch.tokens) == ("steps", 2, 300)
     again = auto(store, tmp_path / "run", *sizes)
-    assert "auto: the recipe with which the run began" in again.stdout
-    assert "is finished already" in again.stdout
+    assert "auto: the initial recipe of the run" in again.stdout
+    assert "is already finished" in again.stdout
     changed = auto(store, tmp_path / "run", *sizes, "--set", "optim.peak_lr=0.5")
-    assert "holds another run: optim.peak_lr" in str(changed.exception)
+    assert "contains another run: optim.peak_lr" in str(changed.exception)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_data_that_cannot_be_read_leaves_nothing_written(capsys, run, texts, tmp
     data, out = tmp_path / "new.tsv", tmp_path / "int8"
     data.write_text("text\tlabel\nwarm tea\t1\n")
     said = mistake(capsys, "quantise", "--model", run, "--calibrate", texts, "--data", data, "--out", out)
-    assert "has no column 'sentence'" in said and not out.exists()
+    assert "lacks the column 'sentence'" in said and not out.exists()
 
 
 def test_eight_bit_products_are_taken_where_the_machine_has_them(
@@ -103,18 +103,18 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, run, texts, tmp_
     assert "--calibrate FILE" in mistake(capsys, *given)
     assert "--weights-only" in mistake(capsys, *given, "--bits", 4)
     assert "choose 8 or 4" in mistake(capsys, *given, "--bits", 3, "--weights-only")
-    assert "leave one of the two out" in mistake(capsys, *given, "--weights-only", "--calibrate", texts)
+    assert "remove one of the two" in mistake(capsys, *given, "--weights-only", "--calibrate", texts)
     (tmp_path / "pairs.csv").write_text("one,two\nwarm tea,cold rain\n")
     assert "--text COLUMN" in mistake(capsys, *given, "--calibrate", tmp_path / "pairs.csv")
     (tmp_path / "empty.txt").write_text("\n\n")
-    assert "holds no text" in mistake(capsys, *given, "--calibrate", tmp_path / "empty.txt")
+    assert "does not contain a text" in mistake(capsys, *given, "--calibrate", tmp_path / "empty.txt")
     assert not (tmp_path / "out").exists()
     columns = ("--text", "one", "--text2", "two")
     assert bertsmith(capsys, *given, "--calibrate", tmp_path / "pairs.csv", *columns).code == 0
     again = ("quantise", "--model", tmp_path / "out", "--weights-only", "--out", tmp_path / "twice")
-    assert "is quantised already; give the model that it was made from" in mistake(capsys, *again)
-    assert "is there already" in mistake(capsys, *given, "--calibrate", texts)
+    assert "is already quantised; use the model that it was made from" in mistake(capsys, *again)
+    assert "already exists" in mistake(capsys, *given, "--calibrate", texts)
     base = ("classify", "warm tea", "--model", run, "--base", tmp_path / "out")
-    assert "quantised weights take no adapters" in mistake(capsys, *base)
+    assert "quantised weights do not support adapters" in mistake(capsys, *base)
     learn = ("finetune", "sst2", "--model", tmp_path / "out", "--data", run.parent.parent / "data" / "sst2")
-    assert "quantised, and cannot learn" in mistake(capsys, *learn, "--out", tmp_path / "run")
+    assert "quantised, so it cannot learn" in mistake(capsys, *learn, "--out", tmp_path / "run")

@@ -25,9 +25,9 @@ def test_machines_get_all_of_it(capsys):
 
 
 def test_a_task_that_there_is_not_is_told(capsys):
-    assert "there is no task 'mrcp'; did you mean mrpc?" in mistake(capsys, "tasks", "mrcp")
+    assert "unknown task 'mrcp'; did you mean mrpc?" in mistake(capsys, "tasks", "mrcp")
 
 
 def test_a_table_of_ones_own_is_no_slip_of_the_pen(capsys):
     told = mistake(capsys, "tasks", "custom")
-    assert "custom is a table of your own" in told and "did you mean" not in told
+    assert "custom is your own table" in told and "did you mean" not in told

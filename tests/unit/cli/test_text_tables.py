@@ -87,7 +87,7 @@ def test_a_table_without_a_column_is_refused_with_its_columns(
     file = write_table(tmp_path, suffix)
     line = mistake(capsys, *command(words, file, folders))
     assert line == (
-        f"bertsmith: {file}: is a table; say which column holds the texts with --text COLUMN "
+        f"bertsmith: {file}: is a table; give the column of the texts with --text COLUMN "
         "(its columns are 'id', 'review', 'reply')"
     )
     assert not (tmp_path / "v.npy").exists()
@@ -133,7 +133,7 @@ def test_the_column_of_a_table_is_tagged(capsys, folders, tmp_path, suffix):
 def test_a_column_that_is_not_there_is_told(capsys, folders, tmp_path):
     words = ("--text", "rewiev", "--model", folders / "plain", "--out", tmp_path / "v.npy")
     line = mistake(capsys, "embed", "--input", write_table(tmp_path, ".csv"), *words)
-    assert "has no column 'rewiev'; its columns are 'id', 'review', 'reply'" in line
+    assert "lacks the column 'rewiev'; its columns are 'id', 'review', 'reply'" in line
 
 
 @pytest.mark.parametrize("option", [("--text2", "b"), ("--delimiter", ";"), ("--columns", "a,b")])
@@ -141,7 +141,7 @@ def test_options_of_tables_are_refused_for_lines(capsys, folders, tmp_path, opti
     (tmp_path / "texts.txt").write_text("a cat\n")
     words = ("--input", tmp_path / "texts.txt", "--model", folders / "classes", *option)
     line = mistake(capsys, "classify", *words)
-    assert line.startswith(f"bertsmith: {option[0]}: is for tables; say which column")
+    assert line.startswith(f"bertsmith: {option[0]}: is for tables; give the column")
 
 
 # ---- lines and the standard input
@@ -182,20 +182,21 @@ def test_a_dash_is_the_standard_input(capsys, folders, piped, words, lines, prin
 def test_the_standard_input_has_no_columns(capsys, folders, piped):
     piped("a\tb\n")
     line = mistake(capsys, "classify", "--input", "-", "--text", "a", "--model", folders / "classes")
-    assert "standard input: is read line by line and has no columns" in line
+    assert "standard input: is read line by line, without columns" in line
 
 
 @pytest.mark.parametrize("words", [(), ("a cat", "--input", "x")])
 def test_either_a_text_or_a_file_is_tagged(capsys, folders, words):
-    assert "it is not clear what to tag; give a text" in mistake(
-        capsys, "tag", *words, "--model", folders / "names"
-    )
+    assert "nothing to tag; give a text" in mistake(capsys, "tag", *words, "--model", folders / "names")
 
 
 def test_a_line_that_is_no_pair_is_told(capsys, folders, piped):
     piped("the dog\truns\nthe cat\n")
     line = mistake(capsys, "next", "-", "--model", folders / "plain")
-    assert line == "bertsmith: standard input:2: is no pair; write two texts with one tab between them"
+    assert (
+        line
+        == "bertsmith: standard input:2: is not a pair of texts; write two texts with one tab between them"
+    )
 
 
 def test_one_standard_input_is_not_both_question_and_passage(capsys, folders):

@@ -87,12 +87,12 @@ def test_a_unigram_vocabulary_is_written_as_of_albert(corpus: Path, tmp_path: Pa
 
 def test_a_vocabulary_smaller_than_asked_for_is_said_with_the_remedy(corpus: Path, tmp_path: Path) -> None:
     printed = run(corpus / "a.txt.xz", "--out", tmp_path / "vocab")
-    assert "fewer than 30,522: no other piece is seen often enough" in printed
+    assert "fewer than 30,522: all other pieces are too rare" in printed
 
 
 def test_a_file_in_the_place_of_the_folder_is_rejected_before_any_work(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "vocab").write_text("")
-    with pytest.raises(UserError, match="vocab: is there already"):
+    with pytest.raises(UserError, match="vocab: already exists"):
         run("no-such-text", "--out", tmp_path / "vocab")
 
 
@@ -100,14 +100,14 @@ def test_a_file_in_the_place_of_the_folder_is_rejected_before_any_work(corpus: P
 def test_a_folder_that_holds_anything_is_left_as_it_is(corpus: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / name).write_text("mine")
-    with pytest.raises(UserError, match="model: is there already; choose another --out"):
+    with pytest.raises(UserError, match="model: already exists; choose another --out"):
         run(corpus / "a.txt.xz", "--out", tmp_path / "model")
     assert [(file.name, file.read_text()) for file in (tmp_path / "model").iterdir()] == [(name, "mine")]
 
 
 def test_text_without_a_word_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n\n")
-    with pytest.raises(UserError, match=r"empty\.txt: no text to learn from"):
+    with pytest.raises(UserError, match=r"empty\.txt: there is no text to learn from"):
         run(tmp_path / "empty.txt", "--out", tmp_path / "vocab")
 
 

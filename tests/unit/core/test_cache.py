@@ -53,7 +53,7 @@ def test_a_damaged_array_is_not_used(folder, caplog, damage):
     file = keep(folder / "a.npy")
     file.write_bytes(damage(file.read_bytes()))
     assert cached_array(file) is None
-    assert "is damaged; it is made anew" in caplog.text
+    assert "is damaged; it is rebuilt" in caplog.text
 
 
 def test_the_oldest_go_first_and_none_that_is_in_use(folder, monkeypatch):

@@ -132,7 +132,7 @@ def test_a_place_is_taken_unless_it_is_an_empty_folder(tmp_path):
     check_not_taken(tmp_path / "new")
     (tmp_path / "file").write_text("")
     for taken in (tmp_path, tmp_path / "file"):
-        with pytest.raises(UserError, match="is there already; choose another `out`, or remove it first"):
+        with pytest.raises(UserError, match="already exists; choose another `out`, or remove it first"):
             check_not_taken(taken)
 
 
@@ -140,7 +140,7 @@ def test_what_cannot_be_written_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     for target in (tmp_path / "file", tmp_path / "file" / "below"):
         with (
-            pytest.raises(UserError, match=r"cannot be written \(.*\); choose a place"),
+            pytest.raises(UserError, match=r"cannot be written \(.*\); choose a writable place"),
             atomic_folder(target),
         ):
             pass

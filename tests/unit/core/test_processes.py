@@ -97,7 +97,7 @@ def test_a_worker_that_dies_over_its_materials_is_reported() -> None:
 
 
 def test_a_fault_in_a_worker_is_reported_with_where_it_is(capfd) -> None:
-    with pytest.raises(UserError, match="a worker process failed; its own message stands above"):
+    with pytest.raises(UserError, match="a worker process failed; see its own message above"):
         list(results_of(break_at_three))
     assert "ZeroDivisionError" in capfd.readouterr().err
 

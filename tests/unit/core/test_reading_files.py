@@ -77,7 +77,7 @@ def test_a_packed_file_without_its_suffix_is_reported_with_the_one_it_needs(tmp_
     path = tmp_path / "text.txt"
     path.write_bytes(PACKERS[suffix](TEXT))
     assert complaint(path).endswith(
-        f"is compressed, but its name does not say so; give it a name that ends in {suffix}"
+        f"is compressed, but its name has another suffix; give it a name that ends in {suffix}"
     )
 
 
@@ -117,5 +117,5 @@ def test_a_small_packed_file_unpacks_little_at_a_time(tmp_path):
 )
 def test_a_pipe_or_device_is_no_json_file(make, tmp_path):
     make(tmp_path / "config.json")
-    with pytest.raises(UserError, match="config.json: is a pipe or a device, not a file; fetch it again"):
-        read_json(tmp_path / "config.json", remedy="fetch it again")
+    with pytest.raises(UserError, match="config.json: is a pipe or a device, not a file; download it again"):
+        read_json(tmp_path / "config.json", remedy="download it again")

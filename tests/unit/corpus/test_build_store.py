@@ -162,12 +162,12 @@ def complaint(tmp_path: Path, vocabulary: Path, **settings) -> str:
 def test_text_that_is_dropped_altogether_is_no_store(tmp_path, vocabulary) -> None:
     (tmp_path / "text.txt").write_text("Hot.\n\nIron.\n", encoding="utf-8")
     told = complaint(tmp_path, vocabulary, cleaning=Cleaning(minimum_characters=100))
-    assert told.endswith("nothing is left to store; all documents were dropped: short 2")
+    assert told.endswith("there is nothing to store; all documents were dropped: short 2")
 
 
 def test_no_text_is_no_store(tmp_path, vocabulary) -> None:
     (tmp_path / "text.txt").write_text("\n\n", encoding="utf-8")
-    assert complaint(tmp_path, vocabulary).endswith("nothing is left to store; the sources hold no text")
+    assert complaint(tmp_path, vocabulary).endswith("there is nothing to store; the sources contain no text")
 
 
 def test_a_mistake_in_the_text_is_reported_by_any_worker(tmp_path, vocabulary) -> None:
@@ -179,7 +179,7 @@ def test_a_mistake_in_the_text_is_reported_by_any_worker(tmp_path, vocabulary) -
 
 def test_a_wrong_language_is_reported_before_the_work(tmp_path, vocabulary) -> None:
     (tmp_path / "text.txt").write_text("Hot.", encoding="utf-8")
-    assert "'English' is no language code" in complaint(tmp_path, vocabulary, language="English")
+    assert "'English' is not a language code" in complaint(tmp_path, vocabulary, language="English")
 
 
 def test_too_small_a_disk_is_reported_before_the_work(tmp_path, vocabulary, monkeypatch) -> None:
@@ -207,6 +207,6 @@ def test_a_disk_that_fills_up_is_one_clear_line(tmp_path, vocabulary) -> None:
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert answer.stderr.splitlines()[-1].endswith(
-        "store: cannot be written (File too large); choose a place that can be written"
+        "store: cannot be written (File too large); choose a writable place"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -96,7 +96,7 @@ def test_what_names_no_text_is_rejected(tmp_path, name):
 
 
 def test_no_path_at_all_is_rejected():
-    with pytest.raises(UserError, match="no text was named"):
+    with pytest.raises(UserError, match="missing input texts"):
         find_sources([])
 
 
@@ -144,7 +144,7 @@ def test_invalid_utf8_is_replaced_if_asked(tmp_path):
 
 def test_files_of_other_kinds_are_distinguished(tmp_path):
     assert "is UTF-16 text; convert it" in complaint(written(tmp_path / "a.txt", "Text".encode("utf-16")))
-    assert "say `format=parquet`" in complaint(written(tmp_path / "b.txt", b"PAR1..."))
+    assert "use `format=parquet`" in complaint(written(tmp_path / "b.txt", b"PAR1..."))
     twice = written(tmp_path / "c.txt.gz", gzip.compress(lzma.compress(b"Text")))
     assert "is compressed inside; unpack it first" in complaint(twice)
 
@@ -277,7 +277,7 @@ def test_prose_that_begins_a_little_like_json_is_prose(tmp_path, text):
 def test_what_only_begins_as_json_lines_is_not_read_as_prose(tmp_path):
     path = written(tmp_path / "a.txt", '{\n  "text": "Spread over lines."\n}\n')
     assert complaint(path).endswith(
-        'write one object a line: {"text": "..."}, or say `format=text` if it is prose'
+        'write one object per line: {"text": "..."}, or use `format=text` if it is prose'
     )
 
 
@@ -290,11 +290,11 @@ def test_another_field_can_hold_the_text(tmp_path):
     ("line", "what"),
     [
         ('{"text": ', "is not valid JSON"),
-        ('["text"]', "holds no JSON object"),
-        ('{"body": "x", "id": 1}', "has no field 'text'; choose one of its fields with `text`: body, id"),
-        ('{"text": 3}', "field 'text' is no text"),
+        ('["text"]', "is not a JSON object"),
+        ('{"body": "x", "id": 1}', "lacks the field 'text'; choose one of its fields with `text`: body, id"),
+        ('{"text": 3}', "field 'text' is not text"),
         ("[" * 100_000, "is not valid JSON"),
-        ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); say `encoding_errors=replace`"),
+        ('{"text": "\\ud83d"}', "character 0 is a lone surrogate ('\\ud83d'); use `encoding_errors=replace`"),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path, line, what):
@@ -315,7 +315,7 @@ def test_a_long_text_in_json_is_cut_too(tmp_path):
 def test_a_json_line_without_end_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "RECORD_BYTES", 1 << 20)
     path = written(tmp_path / "a.jsonl", "{" + " " * (4 << 20))
-    assert complaint(path).startswith(f"{path}: has no end of a record within 1 MiB")
+    assert complaint(path).startswith(f"{path}: has a record longer than 1 MiB")
 
 
 # Parquet
@@ -348,8 +348,10 @@ def test_any_kind_of_text_column_is_read_in_blocks(tmp_path, kind):
 
 def test_a_column_that_is_missing_or_no_text_is_named(tmp_path):
     path = parquet(tmp_path / "a.parquet", body=["x"], id=[1])
-    assert complaint(path).endswith("has no column 'text'; choose one of its columns with `text`: body, id")
-    assert "column 'id' is no text" in complaint(path, field="id")
+    assert complaint(path).endswith(
+        "lacks the column 'text'; choose one of its columns with `text`: body, id"
+    )
+    assert "column 'id' is not text" in complaint(path, field="id")
 
 
 def test_a_broken_parquet_file_is_named(tmp_path):
@@ -401,7 +403,7 @@ def test_a_page_that_was_cut_off_is_still_a_document(tmp_path):
 
 def test_text_outside_of_pages_is_named(tmp_path):
     path = written(tmp_path / "a.txt", "Just text.")
-    assert complaint(path, format="wiki").startswith(f"{path}:1: stands outside <doc ...> and </doc>")
+    assert complaint(path, format="wiki").startswith(f"{path}:1: is outside <doc ...> and </doc>")
 
 
 def test_a_text_that_mentions_doc_can_be_read_as_text(tmp_path):

@@ -64,5 +64,5 @@ def test_a_language_whose_rules_are_borrowed_is_distinguished_from_one_with_its_
 
 def test_a_language_is_a_code() -> None:
     assert check_language("zh-hans") == "zh-hans"
-    with pytest.raises(UserError, match="'English' is no language code; write the two or three letters"):
+    with pytest.raises(UserError, match="'English' is not a language code; write the two or three letters"):
         check_language("English")

@@ -66,7 +66,7 @@ def test_no_spans_are_no_tokens(folder) -> None:
 
 @pytest.mark.parametrize("span", [(-1, 2), (10, 2)])
 def test_a_span_outside_the_store_is_our_own_mistake(folder, span) -> None:
-    with pytest.raises(IndexError, match="outside the 11 tokens"):
+    with pytest.raises(IndexError, match="exceeds the 11 tokens"):
         TokenStore.open(folder).gather(np.array(span[:1]), np.array(span[1:]))
 
 
@@ -128,7 +128,7 @@ def test_a_flipped_byte_is_named(folder, name) -> None:
     store = TokenStore.open(folder)
     store.verify()  # nothing is wrong yet
     (folder / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"{name}: is not as it was written .*; make the store again"):
+    with pytest.raises(UserError, match=f"{name}: has changed since it was written .*; make the store again"):
         store.verify()
 
 
@@ -144,17 +144,17 @@ def test_a_cut_file_is_named_with_its_sizes(folder) -> None:
 
 
 def test_a_folder_without_a_manifest_is_no_store(tmp_path) -> None:
-    assert complaint(tmp_path).startswith(f"{tmp_path}: holds no token store; give the folder that")
+    assert complaint(tmp_path).startswith(f"{tmp_path}: is not a token store; give the folder that")
 
 
 def test_a_path_that_leads_nowhere_is_not_told_to_be_made_again(tmp_path) -> None:
     told = complaint(tmp_path / "nostore")
-    assert told.startswith(f"{tmp_path / 'nostore'}: is no folder; give the folder that `bertsmith corpus")
+    assert told.startswith(f"{tmp_path / 'nostore'}: is not a folder; give the folder that `bertsmith corpus")
 
 
 def test_another_version_is_rejected(folder) -> None:
     change_manifest(folder, version=7)
-    assert "is a store of format version 7, and this program reads 1" in complaint(folder)
+    assert "is a store of format version 7, but this program reads 1" in complaint(folder)
 
 
 def test_another_manifest_is_rejected(folder) -> None:
@@ -195,20 +195,22 @@ def test_units_that_are_not_there_are_asked_of_the_lexicon(tmp_path, tokenizer) 
     write_store(tmp_path / "store", DOCUMENTS, tokenizer)
     store = TokenStore.open(tmp_path / "store")
     assert not store.has_units
-    with pytest.raises(UserError, match="holds no phrases or entities; make the store with .*--lexicon"):
+    with pytest.raises(
+        UserError, match="was made without phrases and entities; make the store with .*--lexicon"
+    ):
         store.gather_units(np.array([0]), np.array([1]))
 
 
 def test_a_store_is_never_written_over(folder, tokenizer) -> None:
     before = TokenStore.open(folder).hash
-    with pytest.raises(UserError, match="store: is there already; choose another `out`"):
+    with pytest.raises(UserError, match="store: already exists; choose another `out`"):
         write_store(folder, [[[5]]], tokenizer)
     assert TokenStore.open(folder).hash == before
 
 
 def test_other_peoples_files_are_left_alone(tmp_path, tokenizer) -> None:
     (tmp_path / "diary.txt").write_text("dear diary")
-    with pytest.raises(UserError, match="is there already; choose another `out`"):
+    with pytest.raises(UserError, match="already exists; choose another `out`"):
         write_store(tmp_path, [[[5]]], tokenizer)
 
 

@@ -142,7 +142,7 @@ def test_a_flipped_bit_in_an_array_is_found(store, tmp_path: Path) -> None:
     damaged = bytearray(file.read_bytes())
     damaged[-8] ^= 1
     file.write_bytes(damaged)
-    with pytest.raises(UserError, match="order.npy is damaged: its checksum is another; delete it"):
+    with pytest.raises(UserError, match="order.npy is damaged: its checksum differs; delete it"):
         index_of(store, tmp_path).epoch(0)
 
 
@@ -150,7 +150,7 @@ def test_a_damaged_note_is_named(store, tmp_path: Path) -> None:
     index_of(store, tmp_path).epoch(0)
     note = next(tmp_path.rglob("epoch-00000.json"))
     note.write_text(json.dumps({"steps": "many"}))
-    with pytest.raises(UserError, match=r"epoch-00000\.json: does not say how many steps"):
+    with pytest.raises(UserError, match=r"epoch-00000\.json: does not contain the number of steps"):
         index_of(store, tmp_path).examples(0)
 
 

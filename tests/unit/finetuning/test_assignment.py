@@ -47,15 +47,15 @@ def refusal_of(assignment):
 
 def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, model):
     line = complaint(toy_assignment("sst2", model, finished, "run.epochs=0.2", "run.seed=3"))
-    assert "holds another run: run.epochs: 0.1 there, 0.2 now; run.seed: 0 there, 3 now;" in line
-    assert line.endswith("give `out` a new folder, or take the change back")
+    assert "contains another run: run.epochs: 0.1 there, 0.2 now; run.seed: 0 there, 3 now;" in line
+    assert line.endswith("give `out` a new folder, or undo the change")
 
 
 def test_who_wants_more_epochs_of_a_finished_run_is_told_how(finished, model):
     assignment = toy_assignment("sst2", model, finished, "run.epochs=0.3")
     line = complaint(assignment)
-    assert "holds another run: run.epochs: 0.1 there, 0.3 now; " in line
-    assert line.endswith(f"start from it: `model={assignment.out}` `out=NEW` `run.epochs=MORE`")
+    assert "contains another run: run.epochs: 0.1 there, 0.3 now; " in line
+    assert line.endswith(f"start from its model: `model={assignment.out}` `out=NEW` `run.epochs=MORE`")
     further = replace(assignment, model=assignment.out, out=finished / "runs" / "further")
     assert finetune(further, Notebook()).finished
 
@@ -73,7 +73,7 @@ def test_a_run_keeps_the_passes_that_it_began_with(model, tmp_path, monkeypatch)
     assert read_json(out / "assignment.json", remedy="")["recipe"]["run.micro_tokens"] == 100
     assert "micro_tokens = 100\n" in (out / "recipe.toml").read_text()
     line = complaint(toy_assignment("sst2", model, tmp_path, *settings, "run.micro_tokens=60"))
-    assert "holds another run: run.micro_tokens: 100 there, 60 now" in line
+    assert "contains another run: run.micro_tokens: 100 there, 60 now" in line
 
 
 def test_many_differences_are_counted(finished, model):
@@ -114,7 +114,7 @@ def test_examples_that_came_since_a_run_was_finished_are_noticed(model, tmp_path
     append(assignment.data / f"{split}.tsv", "the warm sun\t1\n")
     line = complaint(assignment)
     assert f"{split} of the examples has changed since" in line
-    assert line.endswith("give `out` a new folder, or take the change back")
+    assert line.endswith("give `out` a new folder, or undo the change")
 
 
 def test_an_interrupted_run_does_not_go_on_with_other_examples(model, tmp_path):
@@ -148,7 +148,7 @@ def test_skipping_bad_lines_where_there_are_none_is_the_same_run(finished, model
     assignment = toy_assignment("sst2", model, finished, "run.epochs=0.1")
     notebook = Notebook()
     assert finetune(replace(assignment, skip_bad=True), notebook).finished
-    assert "is finished already" in notebook.notes[-1]
+    assert "is already finished" in notebook.notes[-1]
 
 
 @pytest.mark.parametrize("named", ["model", "run"])
@@ -161,7 +161,7 @@ def test_other_weights_under_the_same_name_are_rejected(tmp_path, named):
     weights = load_file(folder / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in weights.items()}, folder / "model.safetensors")
     line = complaint(assignment)
-    assert "holds another run: model.safetensors of the model has changed since; give `out`" in line
+    assert "contains another run: model.safetensors of the model has changed since; give `out`" in line
 
 
 def test_other_columns_of_ones_own_table_are_rejected(model, tmp_path):
@@ -190,7 +190,7 @@ def test_a_folder_with_strangers_files_is_rejected_and_left_alone(model, tmp_pat
     assignment = toy_assignment("sst2", model, tmp_path)
     assignment.out.mkdir(parents=True)
     (assignment.out / "thesis.tex").write_text("")
-    assert "holds files but no run" in complaint(assignment)
+    assert "contains files, but not a run" in complaint(assignment)
     assert [file.name for file in assignment.out.iterdir()] == ["thesis.tex"]
 
 
@@ -198,7 +198,7 @@ def test_a_file_in_the_place_of_the_folder_is_rejected(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path)
     assignment.out.parent.mkdir(parents=True)
     assignment.out.write_text("")
-    assert "holds files but no run" in complaint(assignment)
+    assert "contains files, but not a run" in complaint(assignment)
 
 
 def test_what_a_start_left_that_was_killed_while_it_wrote_is_no_stranger(model, tmp_path):
@@ -216,7 +216,7 @@ def test_a_folder_in_which_another_run_works_is_rejected(model, tmp_path):
     command = [sys.executable, "-c", HOLDER, assignment.out / ".lock"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        assert "another run is working here; wait for it or stop it" in complaint(assignment)
+        assert "another run is using this folder; wait for it or stop it" in complaint(assignment)
         other.communicate("\n")
     assert finetune(assignment, Notebook()).finished
 
@@ -224,7 +224,7 @@ def test_a_folder_in_which_another_run_works_is_rejected(model, tmp_path):
 def test_a_run_that_was_rejected_leaves_nothing_and_the_mended_command_runs(model, tmp_path):
     wrong = toy_assignment("sst2", model, tmp_path, "run.epochs=0.1")
     mended = wrong.data
-    with pytest.raises(UserError, match="no such file or folder"):
+    with pytest.raises(UserError, match="does not exist"):
         finetune(replace(wrong, data=tmp_path / "nowhere"), Notebook())
     with pytest.raises(UserError, match="text.longest=128"):
         tune("sst2", model, tmp_path, "text.longest=500")

@@ -44,7 +44,7 @@ def test_a_run_does_not_go_on_with_another_start(tmp_path, change, name):
     original = (start / name).read_text()
     change(start)
     assert (start / name).read_text() != original
-    with pytest.raises(UserError, match=f"holds another run: {name} of the model has changed since; "):
+    with pytest.raises(UserError, match=f"contains another run: {name} of the model has changed since; "):
         finetune(assignment, Notebook())
     (start / name).write_text(original)
     assert finetune(assignment, Notebook()).finished

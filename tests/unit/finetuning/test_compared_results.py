@@ -100,9 +100,9 @@ def test_the_threshold_of_two_classes_is_tuned_by_the_deciding_metric(model, tmp
 @pytest.mark.parametrize(
     ("task", "thresholds", "said"),
     [
-        ("wnut17", "tuned", r"a tag task with \d+ labels decides without thresholds"),
-        ("stsb", "tuned", "a regress task with 0 labels decides without thresholds"),
-        ("sst2", "[0.2,0.3]", "a classify task with 2 labels takes 1 threshold, not 2"),
+        ("wnut17", "tuned", r"a tag task with \d+ labels does not use thresholds"),
+        ("stsb", "tuned", "a regress task with 0 labels does not use thresholds"),
+        ("sst2", "[0.2,0.3]", "a classify task with 2 labels needs 1 threshold, not 2"),
     ],
 )
 def test_thresholds_that_do_not_fit_the_labels_are_rejected_before_the_first_step(

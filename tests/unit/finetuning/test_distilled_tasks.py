@@ -127,7 +127,7 @@ def test_a_resumed_run_wants_the_same_teacher(model, student, teachers, tmp_path
         tune("sst2", student, tmp_path, of(teacher))
     other = tune("sst2", model, tmp_path / "other", *SHORT, "run.seed=1").folder
     shutil.copy(other / "model" / "model.safetensors", teacher / "model" / "model.safetensors")
-    with pytest.raises(UserError, match="holds another run"):
+    with pytest.raises(UserError, match="contains another run"):
         tune("sst2", student, tmp_path, of(teacher))
 
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_wants_the_same_teacher_over_a_frozen_encoder(student, mix
     with stop_at(1):
         tune("sst2", student, tmp_path, of(teacher))
     shutil.copy(mixes[1] / "model" / "mix.safetensors", teacher / "model" / "mix.safetensors")
-    with pytest.raises(UserError, match=r"holds another run: .*mix\.safetensors"):
+    with pytest.raises(UserError, match=r"contains another run: .*mix\.safetensors"):
         tune("sst2", student, tmp_path, of(teacher))
 
 

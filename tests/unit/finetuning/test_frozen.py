@@ -108,7 +108,7 @@ def test_a_mix_is_an_encoder_without_a_head_to_other_tools(model, tmp_path):
         folder, output_loading_info=True
     )
     assert told["missing_keys"] == {"classifier.weight", "classifier.bias"}
-    assert "to other tools the folder is an encoder without a head" in (folder / "card.md").read_text()
+    assert "other tools see an encoder without a head" in (folder / "card.md").read_text()
 
 
 def test_a_mix_is_asked_from_python_and_is_a_start_for_another_run(model, tmp_path):
@@ -168,7 +168,7 @@ def test_settings_that_do_not_go_with_a_bilstm_are_rejected(settings, complaint)
 @pytest.mark.parametrize(
     ("setting", "complaint"),
     [
-        ("head.cls=raw", "head.cls: a BiLSTM on frozen layers reads raw states already; leave it at pooled"),
+        ("head.cls=raw", "head.cls: a BiLSTM on frozen layers reads raw states already; keep it at pooled"),
         ("head.fresh_layers=1", "layers with fresh weights cannot stay frozen"),
     ],
 )

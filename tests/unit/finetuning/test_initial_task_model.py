@@ -113,7 +113,7 @@ def test_raw_means_nothing_to_a_head_that_reads_tokens(model):
 
 
 def test_texts_longer_than_the_positions_are_rejected(model):
-    with pytest.raises(UserError, match="takes 128 tokens, and text.longest = 129; set `text.longest=128`"):
+    with pytest.raises(UserError, match="takes 128 tokens, but text.longest = 129; set `text.longest=128`"):
         load_initial_task_model(model, config(text=TextSection(longest=129)), seed=0)
 
 
@@ -129,7 +129,7 @@ def test_fresh_layers_are_the_last_ones_and_others_stay(model):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"fresh_layers": 3}, "head.fresh_layers: the model has 2 layers of its own, not 3"),
+        ({"fresh_layers": 3}, "head.fresh_layers: the model has 2 separate layers, not 3"),
         ({"fresh_layers": 1, "encoder": "frozen-linear"}, "layers with fresh weights cannot stay frozen"),
     ],
 )
@@ -139,7 +139,7 @@ def test_fresh_layers_that_cannot_be_are_rejected(model, settings, complaint):
 
 
 def test_a_model_folder_that_is_not_there_leaves_no_run_behind(tmp_path):
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="this folder does not exist"):
         tune("sst2", tmp_path / "nowhere", tmp_path)
     assert not (tmp_path / "runs" / "sst2").exists()
 
@@ -231,10 +231,10 @@ def test_modernbert_says_in_its_config_that_the_mean_is_read(model, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"kind": "tag", "head": head(pooling="mean")}, "head.pooling: a tag task looks at every token"),
+        ({"kind": "tag", "head": head(pooling="mean")}, "head.pooling: a tag task reads every token"),
         (
             {"head": head(pooling="mean", encoder="frozen-features")},
-            "head.pooling: a BiLSTM on frozen layers has a way",
+            "head.pooling: a BiLSTM on frozen layers reads a sequence in its own way",
         ),
     ],
 )

@@ -50,7 +50,7 @@ def test_equal_weights_are_the_default(model, tmp_path):
 
 
 def test_balance_means_nothing_to_numbers(model, tmp_path):
-    with pytest.raises(UserError, match='"balanced" means nothing for a task of the kind regress'):
+    with pytest.raises(UserError, match='"balanced" does not apply to tasks of the kind regress'):
         tune("stsb", model, tmp_path, "head.class_weights=balanced")
 
 
@@ -81,15 +81,15 @@ def test_the_last_weights_are_kept_unless_the_best_are_wanted(model, tmp_path):
 @pytest.mark.parametrize(
     ("task", "setting", "remedy"),
     [
-        ("sst2", "run.keep=best", "--set run.keep=last"),
-        ("squad2", "answers.null_threshold=tuned", "--set answers.null_threshold=0.0"),
+        ("sst2", "run.keep=best", "run.keep=last"),
+        ("squad2", "answers.null_threshold=tuned", "answers.null_threshold=0.0"),
     ],
 )
 def test_a_choice_by_the_development_set_needs_one(model, tmp_path, task, setting, remedy):
     assignment = toy_assignment(task, model, tmp_path, setting)
     for file in assignment.data.glob("dev*"):
         file.unlink()
-    with pytest.raises(UserError, match=f"needs a development set, and there is none; .*{remedy}"):
+    with pytest.raises(UserError, match=f"needs a development set, which is missing; .*{remedy}"):
         finetune(assignment, Notebook())
 
 
@@ -122,7 +122,7 @@ def test_bad_lines_that_are_skipped_are_counted(spoiled):
 
 @pytest.fixture
 def surprising(tmp_path):
-    """A folder whose development set has a label that training has not, in its second line."""
+    """A folder whose development set has a label that does not occur in training, in its second line."""
     (tmp_path / "train.csv").write_text("text,label\n" + "".join(f"the cat {n},{n % 2}\n" for n in range(40)))
     (tmp_path / "dev.csv").write_text("text,label\na cat,7\na dog,1\n")
     return tmp_path
@@ -133,8 +133,8 @@ def test_a_label_that_training_has_not_counts_as_wrong_and_is_reported(surprisin
     own = replace(plain, task=custom_task(CustomSpec("text", "label", dev_fraction=0)), data=surprising)
     result = finetune(own, Notebook())
     assert result.metrics["dev"]["accuracy"] <= 1 / 2
-    (told,) = [line for line in caplog.messages if "training does not have" in line]
-    assert told.startswith("dev: 1 examples have labels that training does not have and count as wrong")
+    (told,) = [line for line in caplog.messages if "do not occur in training" in line]
+    assert told.startswith("dev: 1 examples have labels that do not occur in training and count as wrong")
     assert told.endswith(f"the first is '7' ({surprising / 'dev.csv'}:2)")
     errors = (result.folder / "errors-dev.md").read_text()
     assert re.search(r"\| 7 \| [01] \| a cat \|", errors)
@@ -175,7 +175,7 @@ def test_a_label_that_training_has_not_can_be_skipped(surprising):
 
 
 def test_a_task_without_training_data_says_what_to_do():
-    with pytest.raises(UserError, match="has no training data of its own; fine-tune on mnli"):
+    with pytest.raises(UserError, match="does not have training data; fine-tune on mnli"):
         read_splits(task_named("diagnostic"), Path(), skip_bad=False)
 
 

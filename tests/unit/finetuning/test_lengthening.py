@@ -128,13 +128,13 @@ def test_without_its_last_state_a_run_stays_as_it_is_and_the_message_says_what_t
     folder = tune("sst2", model, tmp_path, *SHORTER).folder
     (shard,) = folder.glob("checkpoints/step-*/*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-1])
-    assert f"its last state is damaged; train its model further: `model={folder}`" in refusal(
+    assert f"its last state is damaged; continue from its model: `model={folder}`" in refusal(
         model, tmp_path, *LONGER
     )
     assert (folder / "result.json").is_file()
     shutil.rmtree(folder / "checkpoints")
     line = refusal(model, tmp_path, *LONGER)
-    assert line.endswith(f"start from it: `model={folder}` `out=NEW` `run.epochs=MORE`")
+    assert line.endswith(f"start from its model: `model={folder}` `out=NEW` `run.epochs=MORE`")
     assert tune("sst2", model, tmp_path, *SHORTER).finished
 
 
@@ -147,9 +147,9 @@ def test_a_run_that_minutes_may_end_cannot_be_lengthened(model, tmp_path):
 def test_a_run_that_is_not_finished_cannot_be_lengthened_and_none_can_be_shortened(model, tmp_path):
     with stop_at(1):
         tune("sst2", model, tmp_path, *SHORTER)
-    assert refusal(model, tmp_path, *LONGER).endswith("a run can be lengthened once it is finished")
+    assert refusal(model, tmp_path, *LONGER).endswith("a run can be lengthened when it is finished")
     tune("sst2", model, tmp_path, *SHORTER)
-    assert "holds another run: run.epochs: 0.5 there, 0.3 now" in refusal(
+    assert "contains another run: run.epochs: 0.5 there, 0.3 now" in refusal(
         model, tmp_path, *KEPT, "run.epochs=0.3"
     )
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression, Ridge
 from torch.nn import functional
 
 from bertsmith.core.errors import UserError
@@ -11,9 +10,11 @@ from bertsmith.finetuning.linear_probe import PENALTIES, Rows, choose_penalty, i
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.loaded_model import load
 from bertsmith.inference.task_model import TaskModel
+from tests.lazily import Lazily
 from tests.tiny_runs import differing
 from tests.tuning import SHORT, Notebook, set_up_run, stop_at, toy_assignment, tune
 
+linear = Lazily("sklearn.linear_model")
 ROWS, WIDTH, CLASSES = 400, 12, 3
 
 
@@ -38,7 +39,7 @@ def noisy_classes(vectors_ND):
 
 def test_classes_have_the_weights_of_scikit_learn(vectors):
     classes, penalty = noisy_classes(vectors), 0.01
-    oracle = LogisticRegression(C=1 / (ROWS * penalty), tol=1e-8, max_iter=1000).fit(vectors, classes)
+    oracle = linear.LogisticRegression(C=1 / (ROWS * penalty), tol=1e-8, max_iter=1000).fit(vectors, classes)
     rows = rows_of(vectors, classes)
     weight_CD, _ = solve(rows, "classes", penalty, initial(rows, CLASSES))
     assert weight_CD.numpy() == pytest.approx(oracle.coef_, abs=2e-3)
@@ -46,7 +47,7 @@ def test_classes_have_the_weights_of_scikit_learn(vectors):
 
 def test_numbers_have_the_weights_of_ridge_regression(vectors):
     numbers, penalty = (vectors[:, :1] * 2 - vectors[:, 1:2] + 1).astype(np.float32), 0.1
-    oracle = Ridge(alpha=ROWS * penalty / 2).fit(vectors, numbers[:, 0])
+    oracle = linear.Ridge(alpha=ROWS * penalty / 2).fit(vectors, numbers[:, 0])
     rows = rows_of(vectors, numbers)
     weight_CD, bias_C = solve(rows, "numbers", penalty, initial(rows, 1))
     assert weight_CD.numpy()[0] == pytest.approx(oracle.coef_, abs=2e-3)
@@ -60,7 +61,9 @@ def test_labels_are_logistic_regressions_of_their_own(vectors):
     weight_CD, _ = solve(rows, "labels", penalty, initial(rows, 2))
     for column in range(2):
         # The loss is a mean over the labels, and so half as strong beside the penalty.
-        oracle = LogisticRegression(C=1 / (2 * ROWS * penalty), tol=1e-8).fit(vectors, labels[:, column])
+        oracle = linear.LogisticRegression(C=1 / (2 * ROWS * penalty), tol=1e-8).fit(
+            vectors, labels[:, column]
+        )
         assert weight_CD.numpy()[column] == pytest.approx(oracle.coef_[0], abs=2e-3)
 
 

@@ -33,7 +33,7 @@ def test_the_rule_is_learned_and_the_folder_predicts_as_the_run_did(model, tmp_p
     result = tune("pos", model, tmp_path, *LORA, *settings, notebook=notebook)
     (metrics,) = result.metrics.values()
     assert next(iter(metrics.values())) > 0.95
-    assert any("7,168 weights beside the encoder's" in note for note in notebook.notes)
+    assert any("7,168 weights, while the encoder's" in note for note in notebook.notes)
     predicted = predict_labelled([result.folder], tmp_path / "data" / "pos", device="cpu")
     assert predicted.metrics() == pytest.approx(metrics, rel=1e-4, abs=1e-4)
 
@@ -78,7 +78,7 @@ def test_an_adapter_is_a_start_for_full_fine_tuning_but_not_for_another_adapter(
     second = tune("sst2", first, tmp_path / "second", *SHORT).folder
     assert not has_adapters(load(second, device="cpu").model.network)
     assert "the head classify of the folder is kept" in (second / "card.md").read_text()
-    with pytest.raises(UserError, match="is an adapter, and adapters stand on whole models; merge it first"):
+    with pytest.raises(UserError, match="is an adapter, but a whole model is required; merge it first"):
         tune("sst2", first, tmp_path / "third", *LORA, *SHORT)
 
 

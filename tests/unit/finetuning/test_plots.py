@@ -70,4 +70,4 @@ def test_a_confusion_matrix_says_that_its_shades_are_per_row(drawn, tmp_path):
 
 def test_that_nothing_can_be_drawn_is_said_once(model, tmp_path, caplog):
     assert finetune(toy_assignment("sst2", model, tmp_path, *SHORT), Notebook()).finished
-    assert caplog.text.count("no plots are drawn: pip install bertsmith[plots]") == 1
+    assert caplog.text.count("plots are not drawn: pip install bertsmith[plots]") == 1

@@ -59,7 +59,7 @@ def test_strangers_are_rejected_in_an_ensemble(runs):
 def test_taggers_that_cut_texts_otherwise_are_rejected(runs, model, tmp_path):
     folders, data = runs["wnut17"]
     other = tune("wnut17", model, tmp_path, *SHORT, "text.longest=32", "text.step=16").folder
-    with pytest.raises(UserError, match="cuts texts otherwise"):
+    with pytest.raises(UserError, match="cuts texts differently"):
         predict_labelled([folders[0], other], data, device="cpu")
 
 
@@ -160,19 +160,19 @@ def test_the_official_file_has_the_name_and_the_spelling_of_the_site(runs, glue_
 @pytest.mark.parametrize("name", ["swag", "wnut17", "squad"])
 def test_other_tasks_have_no_official_file(runs, tmp_path, name):
     predicted = predict_labelled(runs[name][0][:1], runs[name][1], device="cpu")
-    with pytest.raises(UserError, match="the GLUE site takes no predictions for"):
+    with pytest.raises(UserError, match="the GLUE site does not accept predictions for"):
         write_official(tmp_path, predicted)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_without_labels_cannot_be_evaluated(runs, glue_tests):
-    with pytest.raises(UserError, match="have no label to compare with"):
+    with pytest.raises(UserError, match="lack a label to compare with"):
         predict_labelled(runs["sst2"][0][:1], glue_tests / "sst2.tsv", device="cpu")
 
 
 def test_a_model_that_was_not_fine_tuned_is_rejected(tmp_path):
     write_toy_folder(tmp_path / "plain")
-    with pytest.raises(UserError, match="was not fine-tuned here: it has no task.json"):
+    with pytest.raises(UserError, match="was not fine-tuned by bertsmith: it lacks task.json"):
         predict_labelled([tmp_path / "plain"], tmp_path, device="cpu")
 
 
@@ -220,11 +220,11 @@ def test_the_diagnostic_is_evaluated_by_its_own_metric(mnli, place):
 def test_a_run_that_is_not_finished_says_so(model, tmp_path):
     with stop_at(1):
         result = tune("sst2", model, tmp_path, *SHORT)
-    with pytest.raises(UserError, match="this run is not finished: .*give its `bertsmith finetune` command"):
+    with pytest.raises(UserError, match="this run is not finished: .*run its `bertsmith finetune` command"):
         predict_labelled([result.folder], tmp_path / "data" / "sst2", device="cpu")
 
 
 def test_a_folder_of_several_runs_names_them(runs):
     (folder, *_), data = runs["sst2"]
-    with pytest.raises(UserError, match="holds several runs; name one of .*sst2"):
+    with pytest.raises(UserError, match="contains several runs; name one of .*sst2"):
         predict_labelled([folder.parent], data, device="cpu")

@@ -27,6 +27,7 @@ DEFAULTS = {
     "head.encoder": "tuned",
     "head.class_weights": "equal",
     "head.weights": "fresh",
+    "head.reader": "linear",
     "head.fresh_layers": 0,
     "features.layers": "all-and-embeddings",
     "features.combine": "weighted-sum",
@@ -36,6 +37,11 @@ DEFAULTS = {
     "distill.teachers": (),
     "distill.soft_weight": 0.5,
     "distill.temperature": 2.0,
+    # No published fine-tuning prunes.
+    "sparse.gradual": "off",
+    "sparse.keep_zeros": False,
+    "sparse.begin_at": 0.0,
+    "sparse.early_at": "off",
     # Warm-up over 10 %, all else as in pre-training: A.2 and optimization.py.
     "optim.algorithm": "adamw",
     "optim.peak_lr": 3e-5,

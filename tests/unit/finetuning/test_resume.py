@@ -177,7 +177,7 @@ def test_a_finished_run_is_not_done_again(straight, model, tmp_path):
     notebook = Notebook()
     again = tune("sst2", model, tmp_path, "run.epochs=0.2", notebook=notebook)
     assert again == first
-    assert notebook.notes == [f"{first.folder} is finished already: nothing is left to do"]
+    assert notebook.notes == [f"{first.folder} is already finished: there is nothing to do"]
     assert notebook.lines == []
     assert {file: file.stat().st_mtime_ns for file in first.folder.rglob("*")} == before
 
@@ -196,7 +196,7 @@ def test_a_damaged_model_of_a_finished_run_is_made_again_from_its_last_state(str
     damaged(folder, file)
     notebook = Notebook()
     assert tune("sst2", model, tmp_path, *settings, notebook=notebook).finished
-    (note,) = [note for note in notebook.notes if "is not as the run wrote it" in note]
+    (note,) = [note for note in notebook.notes if "has changed since the run wrote it" in note]
     assert note.startswith(f"{folder / 'model' / file}: ") and note.endswith("kept as model.damaged")
     assert (folder / "model" / file).read_bytes() == whole
     assert (folder / "model.damaged" / file).stat().st_size < len(whole)
@@ -212,11 +212,11 @@ def test_a_damaged_model_of_a_finished_run_is_made_again_from_its_last_state(str
 def test_a_damaged_model_without_any_state_is_named(model, tmp_path):
     folder = tune("sst2", model, tmp_path, "run.epochs=0.1").folder
     damaged(folder, "model.safetensors")
-    with pytest.raises(UserError, match="is not as the run wrote it") as error:
+    with pytest.raises(UserError, match="has changed since the run wrote it") as error:
         tune("sst2", model, tmp_path, "run.epochs=0.1")
     assert error.value.where == str(folder / "model" / "model.safetensors")
     (folder / "model" / "model.safetensors").unlink()
-    with pytest.raises(UserError, match="is not as the run wrote it"):
+    with pytest.raises(UserError, match="has changed since the run wrote it"):
         tune("sst2", model, tmp_path, "run.epochs=0.1")
 
 

@@ -30,7 +30,7 @@ def test_a_run_without_a_development_set_says_what_it_looked_for(model, tmp_path
 def test_a_single_file_of_a_task_has_no_development_set(model, tmp_path):
     assignment = toy_assignment("sst2", model, tmp_path, *SHORT)
     told = notes_of(replace(assignment, data=assignment.data / "train.tsv"))
-    assert f"no development set (one file was given, not the folder that holds both): {JUDGED}" in told
+    assert f"no development set (one file was given, not the folder with both): {JUDGED}" in told
 
 
 def test_a_tiny_table_of_ones_own_has_no_development_set(model, tmp_path):
@@ -46,7 +46,7 @@ def test_a_table_whose_classes_can_spare_no_row_has_no_development_set(model, tm
     table.write_text("text,label\n" + "".join(f"the sun,{number}\n" for number in range(10)))
     task = custom_task(CustomSpec("text", "label"))
     told = notes_of(replace(toy_assignment("sst2", model, tmp_path, *SHORT), task=task, data=table))
-    assert f"no development set (no label can spare a row): {JUDGED}" in told
+    assert f"no development set (none of the labels can spare a row): {JUDGED}" in told
 
 
 def test_a_run_with_a_development_set_says_nothing_of_it(model, tmp_path):
@@ -75,7 +75,7 @@ def test_a_small_development_set_is_named_so(model, tmp_path):
 
 def test_a_class_that_the_development_set_has_not_is_named(model, tmp_path):
     told = notes_of(own_run(model, tmp_path, ["a", "b"] * 300 + ["once"]))
-    assert [note for note in told if note.startswith("dev has no example of 'once': how well")]
+    assert [note for note in told if note.startswith("dev lacks examples of 'once': the model")]
     assert not [note for note in told if "examples, so its figures" in note]
 
 
@@ -105,7 +105,7 @@ def test_where_every_text_fits_nothing_is_said_of_cuts(model, tmp_path):
 )
 def test_a_very_short_run_is_named_so(model, tmp_path, setting, told):
     notes = notes_of(toy_assignment("sst2", model, tmp_path, *SHORT, setting))
-    assert f"the run has {told}, which teach a model little; see run.epochs and run.examples" in notes
+    assert f"the run has {told}, too few to learn much; see run.epochs and run.examples" in notes
 
 
 def test_a_longer_run_is_not(model, tmp_path):

@@ -76,7 +76,7 @@ def test_a_file_is_evaluated_as_the_run_evaluated_it(prices):
 def test_the_loss_is_that_of_the_distances(prices):
     losses = [line["loss"] for line in read_metrics(prices.folder) if line["kind"] == "train"]
     assert losses[0] < 10
-    assert "the model gives true numbers" in (prices.folder / "card.md").read_text()
+    assert "the model predicts true numbers" in (prices.folder / "card.md").read_text()
 
 
 def test_other_tools_get_the_same_numbers(model, tmp_path):

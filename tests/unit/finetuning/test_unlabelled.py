@@ -44,7 +44,7 @@ BARE = {"swag": bare_swag, "pos": bare_pos, "squad": bare_squad}
 def test_training_without_labels_is_rejected(model, tmp_path, name):
     assignment = toy_assignment(name, model, tmp_path, *SHORT)
     BARE[name](assignment.data / LABELLED[name][0])
-    with pytest.raises(UserError, match=rf"{LABELLED[name][0]}.*no training example has a label"):
+    with pytest.raises(UserError, match=rf"{LABELLED[name][0]}.*none of the training examples has a label"):
         finetune(assignment, Notebook())
     assert not assignment.out.exists()
 
@@ -53,7 +53,7 @@ def test_training_without_labels_is_rejected(model, tmp_path, name):
 def test_an_exam_without_labels_is_rejected_before_the_first_step(model, tmp_path, name):
     assignment = toy_assignment(name, model, tmp_path, *SHORT)
     BARE[name](assignment.data / LABELLED[name][1])
-    with pytest.raises(UserError, match=rf"{LABELLED[name][1]}.*40 of 40 examples to evaluate have no label"):
+    with pytest.raises(UserError, match=rf"{LABELLED[name][1]}.*40 of 40 examples to evaluate lack a label"):
         finetune(assignment, Notebook())
     assert not assignment.out.exists()
 

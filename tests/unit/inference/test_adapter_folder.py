@@ -130,7 +130,7 @@ def test_saving_an_unmerged_model_writes_a_merged_one(theirs, folder, tmp_path):
 
 
 def test_8_bit_weights_take_no_adapter_but_a_merged_one_can_be_rounded(theirs, folder):
-    with pytest.raises(UserError, match="8-bit weights take no adapters"):
+    with pytest.raises(UserError, match="8-bit weights do not support adapters"):
         load(folder, device="cpu", precision="int8").with_adapter(theirs)
     exact, rounded = (load(theirs, device="cpu", precision=each).classify(TEXTS) for each in ("fp32", "int8"))
     assert exact[0].probability == pytest.approx(rounded[0].probability, abs=0.05)
@@ -149,15 +149,15 @@ def load_base(place):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"peft_type": "IA3"}, "peft_type is 'IA3', and only LORA is computed here"),
-        ({"use_dora": True}, "use_dora is True, which bertsmith does not do"),
+        ({"peft_type": "IA3"}, "peft_type is 'IA3', but only LORA is supported"),
+        ({"use_dora": True}, "use_dora is True, which bertsmith does not support"),
         ({"bias": "lora_only"}, "bias is 'lora_only'"),
         ({"alpha_pattern": {"query": 4}}, "alpha_pattern is"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"some_new_thing": True}, "some_new_thing is True"),
         ({"lora_alpha": "much"}, "lora_alpha is 'much', not a number"),
         ({"lora_alpha": float("nan")}, "lora_alpha is nan, not a number"),
-        ({"task_type": None}, "does not say of which head it holds weights"),
+        ({"task_type": None}, "does not name the head of its weights"),
     ],
 )
 def test_what_is_not_computed_here_is_refused(theirs, changes, complaint):
@@ -205,10 +205,10 @@ def headless(tensors):
         (narrower, "A and B of .*layer.0.attention.self.query have the shapes .* but the layer is 64 x 64"),
         (a_number, "A and B of .*layer.0.attention.self.query have the shapes"),
         (without_b, "A and B of .*layer.0.attention.self.query have the shapes"),
-        (of_embeddings, "lora_embedding_A is no part of plain LoRA"),
-        (elsewhere, "layer.9.output.dense is no linear layer of the base"),
-        (not_a_number, "query.lora_A.weight .*holds NaN"),
-        (stuffed, "belong to no head of bert: score.weight"),
+        (of_embeddings, "lora_embedding_A is not part of plain LoRA"),
+        (elsewhere, "layer.9.output.dense is not a linear layer of the base"),
+        (not_a_number, "query.lora_A.weight .*contains NaN"),
+        (stuffed, "fit none of the heads of bert: score.weight"),
         (headless, "weights are missing: classifier.bias"),
     ],
 )
@@ -234,7 +234,7 @@ def test_a_base_is_found_beside_the_adapter_by_its_name_or_where_it_is_said_to_b
     ):
         load(theirs)
     assert load(theirs, device="cpu", base=folder).classify(TEXTS)
-    with pytest.raises(UserError, match="is no adapter, and needs no base"):
+    with pytest.raises(UserError, match="is not an adapter, so it does not need a base"):
         load(folder, base=folder)
     with pytest.raises(UserError, match="the base of an adapter is an adapter itself"):
         load(theirs, base=theirs)

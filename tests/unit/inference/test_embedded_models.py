@@ -96,7 +96,7 @@ def test_a_command_for_which_there_is_none_says_how_to_get_one(capsys, installed
     assert "this model cannot choose among texts; it can predict words" in said
     assert "bertsmith finetune swag" in said
     said = mistake(capsys, "tag", "the boy", "--model", installed / "bertsmith-small")
-    assert "this model cannot tag words" in said and "leave --model out" in said
+    assert "this model cannot tag words" in said and "remove --model" in said
 
 
 @pytest.mark.parametrize("words", [("classify", "a day"), ("tag", "a day"), ("choose", "a", "b", "c")])
@@ -123,5 +123,5 @@ def test_the_server_has_them_all_over_one_encoder(installed):
 
 def test_a_name_that_is_not_there_is_one_line(made, monkeypatch, tmp_path):
     monkeypatch.setattr(embedded, "PRETRAINED", tmp_path)
-    with pytest.raises(UserError, match="bertsmith-small-sentiment: there is no such folder"):
+    with pytest.raises(UserError, match="bertsmith-small-sentiment: this folder does not exist"):
         package.load("bertsmith-small-sentiment")

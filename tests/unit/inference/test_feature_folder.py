@@ -109,7 +109,7 @@ def test_two_processes_do_not_write_one_folder(bert, tmp_path, monkeypatch):
             pass
     with writing_features(bert, request) as writer:
         writer.append(TEXTS[:1], [1])
-    with pytest.raises(UserError, match="is there already"), writing_features(bert, request):
+    with pytest.raises(UserError, match="already exists"), writing_features(bert, request):
         pass
 
 
@@ -125,7 +125,7 @@ def test_unknown_choices_and_damaged_folders_are_one_line(bert, tmp_path):
         with pytest.raises(UserError, match="tokens.npy: is not a whole .npy file"):
             open_features(tmp_path / "features")
     np.save(file, np.int32(1))
-    with pytest.raises(UserError, match="its arrays do not fit each other"):
+    with pytest.raises(UserError, match="its arrays do not fit together"):
         open_features(tmp_path / "features")
     facts.write_text(json.dumps(json.loads(facts.read_text()) | {"format": 2}))
     with pytest.raises(UserError, match="has format 2, not 1"):

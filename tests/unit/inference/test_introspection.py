@@ -142,11 +142,14 @@ def test_a_single_occurrence_stands_in_the_middle(bert):
 @pytest.mark.parametrize(
     ("look", "said"),
     [
-        (lambda b: inspect_senses(b, "tea", ["the cat"]), "no sentence holds 'tea'"),
-        (lambda b: inspect_senses(b, " ", ["the cat"]), "no word was given"),
-        (lambda b: inspect_senses(b, "tea", "the tea"), "a list of texts is expected"),
+        (lambda b: inspect_senses(b, "tea", ["the cat"]), "none of the sentences contains 'tea'"),
+        (lambda b: inspect_senses(b, " ", ["the cat"]), "the word is missing"),
+        (lambda b: inspect_senses(b, "tea", "the tea"), "expected a list of texts"),
         (lambda b: inspect_senses(b, "tea", ["tea", ""]), "text 1: is empty"),
-        (lambda b: inspect_senses(b, "\u200b", ["a \u200b b"]), "has no token that the model can read"),
+        (
+            lambda b: inspect_senses(b, "\u200b", ["a \u200b b"]),
+            "the model cannot read any token of the word",
+        ),
         (lambda b: inspect_attention(b, "snow " * 200), "text 0: has 202 tokens"),
         (lambda b: inspect_tokens(b, "", seed=1), "text 0: is empty"),
     ],

@@ -137,7 +137,7 @@ def test_the_steps_of_a_head_lead_to_what_it_reads_and_takes_along(bert, publish
     ("layer", "head", "token", "named"), [(2, 0, 0, "layer 2"), (0, 4, 0, "head 4"), (0, 0, 99, "token 99")]
 )
 def test_a_head_that_is_not_there_is_named(bert, layer, head, token, named):
-    with pytest.raises(UserError, match=f"there is no {named}"):
+    with pytest.raises(UserError, match=f"{named} does not exist"):
         inspect_head_steps(bert, TEXT, layer, head, token)
 
 

@@ -139,7 +139,7 @@ def test_small_batches_give_the_same_and_hold_few_copies(folders, direction, mon
 
 def test_a_long_text_is_refused_or_cut(folders):
     bert, long = bertsmith.load(folders["both"]), " ".join(["snow"] * 200)
-    with pytest.raises(UserError, match="text 1: has 202 tokens but the model takes 128"):
+    with pytest.raises(UserError, match="text 1: has 202 tokens, but the model takes 128"):
         bert.likelihood(["tea", long])
     (found,) = bert.likelihood([long], truncate=True)
     assert found.tokens == len(found.words) == 126

@@ -102,7 +102,7 @@ def test_many_texts_are_filled_as_one_by_one(bert, monkeypatch):
         ]
         assert found[0][0].probability == pytest.approx(alone[0][0].probability, abs=1e-5)
     assert bert.fill_each([]) == []
-    with pytest.raises(UserError, match=r"text 20: has no \[MASK\]"):
+    with pytest.raises(UserError, match=r"text 20: lacks a \[MASK\]"):
         bert.fill_each([*texts, "none"])
 
 
@@ -192,8 +192,8 @@ def test_a_word_without_an_end_stops_growing(tmp_path):
 @pytest.mark.parametrize(
     ("text", "count", "said"),
     [
-        ("a [MASK]", 3, r"has a \[MASK\] already"),
-        ("snow " * 100, 30, "would have 134 tokens but the model takes 128"),
+        ("a [MASK]", 3, r"already has a \[MASK\]"),
+        ("snow " * 100, 30, "would have 134 tokens, but the model takes 128"),
         ("", 3, "text 0: is empty"),
         ("a", 0, "count is 0"),
         (3, 2, "text 0: is int"),
@@ -267,38 +267,38 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
     [
         (
             lambda b: b.embed(["fine", "snow " * 200]),
-            "text 1: has 202 tokens but the model takes 128; shorten it",
+            "text 1: has 202 tokens, but the model takes 128; shorten it",
         ),
         (lambda b: b.embed(["fine", ""]), "text 1: is empty"),
         (lambda b: b.embed(["fine", " \n"]), "text 1: is empty"),
-        (lambda b: b.embed([("fine", "")]), "text 0: its second text is empty; give it some words"),
+        (lambda b: b.embed([("fine", "")]), "text 0: its second text is empty; write some words"),
         (
             lambda b: b.embed([("a", "b", "c")]),
-            "text 0: is tuple, neither a text nor a pair; a text is a str",
+            "text 0: is tuple, not a text or a pair; a text is a str",
         ),
-        (lambda b: b.embed([3]), "text 0: is int, neither a text nor a pair"),
-        (lambda b: b.embed(["a", ["b", "c"]]), "text 1: is list, neither a text nor a pair"),
-        (lambda b: b.embed(7), "a list of texts is expected, not int"),
-        (lambda b: b.embed(["fine", "\u200b\x00"]), "text 1: has no token that the model can read"),
-        (lambda b: b.embed([("fine", "\x00")]), "text 0: has no token that the model can read"),
+        (lambda b: b.embed([3]), "text 0: is int, not a text or a pair"),
+        (lambda b: b.embed(["a", ["b", "c"]]), "text 1: is list, not a text or a pair"),
+        (lambda b: b.embed(7), "expected a list of texts, not int"),
+        (lambda b: b.embed(["fine", "\u200b\x00"]), "text 1: does not have a token that the model can read"),
+        (lambda b: b.embed([("fine", "\x00")]), "text 0: does not have a token that the model can read"),
         (lambda b: b.fill(["a [MASK]"]), "text 0: is list, not a text"),
-        (lambda b: b.fill("a [MASK]", top=2.5), "top is 2.5; a whole number"),
+        (lambda b: b.fill("a [MASK]", top=2.5), "top is 2.5; give a whole number"),
         (lambda b: b.fill_jointly("a [MASK]", beam=True), "beam is True"),
-        (lambda b: b.embed("a single text"), "a list of texts is expected, not str"),
+        (lambda b: b.embed("a single text"), "expected a list of texts, not str"),
         (lambda b: b.embed(["bad \ud800 half"]), "surrogate"),
         (
             lambda b: b.embed(["fine"], pooling="median"),
             "unknown pooling 'median'; choose one of mean, cls, max",
         ),
-        (lambda b: b.fill("no mask here"), "text 0: has no [MASK]; write [MASK] where a token is wanted"),
+        (lambda b: b.fill("no mask here"), "text 0: lacks a [MASK]; write [MASK] in place of a token"),
         (
             lambda b: b.fill("snow " * 500 + "[MASK]", truncate=True),
-            "text 0: was cut to the 128 tokens that the model takes, which left no [MASK]; shorten",
+            "text 0: was cut to the model's 128 tokens, and the [MASK] was lost; shorten",
         ),
-        (lambda b: b.fill("snow " * 500, truncate=True), "text 0: has no [MASK]; write [MASK] where"),
+        (lambda b: b.fill("snow " * 500, truncate=True), "text 0: lacks a [MASK]; write [MASK] in place"),
         (lambda b: b.fill("a [MASK]", top=0), "top is 0"),
         (lambda b: b.fill("[MASK] " * 200), "text 0: has 202 tokens"),
-        (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot give 5 fillings"),
+        (lambda b: b.fill_jointly("a [MASK]", top=5, beam=2), "a beam of 2 cannot return 5 fillings"),
         (lambda b: b.next_sentence("", "b"), "text 0: its first text is empty"),
     ],
 )
@@ -337,7 +337,9 @@ def test_a_vocabulary_that_does_not_match_the_embedding_rows_is_rejected(folder,
     bert = bertsmith.load(folder)
     bert.save(tmp_path)
     write_model(tmp_path, Model(tiny_network()))
-    with pytest.raises(UserError, match=r"the tokenizer has \d+ entries but the model 99 embedding rows"):
+    with pytest.raises(
+        UserError, match=r"the tokenizer has \d+ entries, but the model has 99 embedding rows"
+    ):
         bertsmith.load(tmp_path)
 
 
@@ -375,7 +377,7 @@ def test_an_untrained_pooler_answers_no_question(bert, tmp_path):
     save_file(kept, tmp_path / "model.safetensors")
     again = bertsmith.load(tmp_path)
     assert "pooler" not in again.heads
-    with pytest.raises(UserError, match="no pooler head, .* to say whether one sentence follows"):
+    with pytest.raises(UserError, match="lacks the pooler head, .* to judge whether one sentence follows"):
         again.next_sentence("a", "b")
 
 
@@ -383,7 +385,7 @@ def test_a_member_without_next_sentence_says_so(bert, tmp_path):
     bert.save(tmp_path)
     config = tiny_encoder_config("distilbert", vocabulary=bert.tokenizer.vocabulary_size)
     write_model(tmp_path, Model(new_network(config, {"mlm": 0}, torch.Generator().manual_seed(0))))
-    with pytest.raises(UserError, match="distilbert models have no nsp head"):
+    with pytest.raises(UserError, match="distilbert models lack a nsp head"):
         bertsmith.load(tmp_path).next_sentence("a", "b")
 
 
@@ -394,9 +396,11 @@ def test_a_device_that_is_not_there_is_rejected(folder, device):
 
 
 def test_what_is_no_folder_is_rejected_with_what_to_give(folder):
-    with pytest.raises(UserError, match=r"bert-base-uncased: there is no such folder; .*downloads nothing"):
+    with pytest.raises(
+        UserError, match=r"bert-base-uncased: this folder does not exist; .*downloads nothing"
+    ):
         bertsmith.load("bert-base-uncased")
-    with pytest.raises(UserError, match="is a file, not a model folder; give the folder that holds it"):
+    with pytest.raises(UserError, match="is a file, not a model folder; give its folder"):
         bertsmith.load(folder / "config.json")
 
 
@@ -455,7 +459,7 @@ def test_a_text_is_cut_where_tokenizer_config_ends_it_as_in_transformers(bert, t
     assert len(theirs("snow " * 50, truncation=True)["input_ids"]) == 32
     loaded = bertsmith.load(tmp_path)
     assert loaded.hidden_states(["snow " * 50], truncate=True)[0].shape[1] == 32
-    with pytest.raises(UserError, match="has 52 tokens but the model takes 32"):
+    with pytest.raises(UserError, match="has 52 tokens, but the model takes 32"):
         loaded.embed(["snow " * 50])
 
 

@@ -33,7 +33,7 @@ def test_several_runs_are_named_where_nothing_says_which_is_best(seeds, spread):
         (seeds / "spread.json").write_text(json.dumps(spread))
     with pytest.raises(UserError) as caught:
         bertsmith.load(seeds)
-    said = "holds 2 runs, and nothing says which is best; give one of them"
+    said = "contains 2 runs, without a record of the best one; give one of them"
     assert caught.value.line() == f"{seeds}: {said}: {seeds / 'seed-0'}, {seeds / 'seed-1'}"
 
 
@@ -76,7 +76,7 @@ def test_without_a_main_revision_the_only_one_is_taken(cache):
     (place / "refs" / "main").unlink()
     assert model_folder("org/tiny.model").name == COMMIT
     (place / "snapshots" / ("1" * 40)).mkdir()
-    with pytest.raises(UserError, match="no model of this name"):
+    with pytest.raises(UserError, match="lacks a model of this name"):
         model_folder("org/tiny.model")
 
 
@@ -99,12 +99,14 @@ def test_the_cache_lies_where_the_hugging_face_tools_have_it(variables, place, t
 def test_a_name_that_was_not_fetched_says_how_to(cache):
     with pytest.raises(UserError) as caught:
         bertsmith.load("org/other")
-    said = f"org/other: there is no such folder, and no model of this name in {cache}"
-    remedy = "give the path of a folder on this machine, or fetch the model with: hf download org/other"
+    said = f"org/other: this folder does not exist, and {cache} lacks a model of this name"
+    remedy = "give the path of a folder on this machine, or download the model with: hf download org/other"
     assert caught.value.line() == f"{said}; {remedy}; bertsmith itself downloads nothing"
 
 
 @pytest.mark.parametrize("name", ["nowhere", "a/b/c", "/no/where", "../x"])
 def test_what_is_no_name_of_a_model_is_a_folder_that_is_missing(cache, name):
-    with pytest.raises(UserError, match="there is no such folder; give the path of a folder on this machine"):
+    with pytest.raises(
+        UserError, match="this folder does not exist; give the path of a folder on this machine"
+    ):
         model_folder(name)

@@ -49,7 +49,7 @@ def test_the_neighbour_of_a_mask_predicts_it(one_sided):
 
 def test_several_masks_are_rejected_where_one_would_be_read_as_a_word(one_sided):
     left = one_sided.engine.network.config.direction == "left-to-right"
-    with pytest.raises(UserError, match=r"text 1: has 2 \[MASK\], and this model was trained .*one \[MASK\]"):
+    with pytest.raises(UserError, match=r"text 1: has 2 \[MASK\], but this model was trained .*one \[MASK\]"):
         one_sided.fill_each(["a [MASK]", "the [MASK] sits [MASK]"])
     if left:  # filled from the left, each mask has words before it
         fillings = one_sided.fill_jointly("the [MASK] sits [MASK]", top=40, beam=40)

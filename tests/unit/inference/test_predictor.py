@@ -274,29 +274,29 @@ def test_a_folder_without_the_head_names_the_command_that_makes_one(bert, ask_it
 @pytest.mark.parametrize(
     ("ask_it", "said"),
     [
-        (lambda b: b.classify("a text"), "a list of texts is expected, not str"),
+        (lambda b: b.classify("a text"), "expected a list of texts, not str"),
         (lambda b: b.classify(["a", " "]), "text 1: is empty"),
-        (lambda b: b.classify([3]), "text 0: is int, neither a text nor a pair"),
+        (lambda b: b.classify([3]), "text 0: is int, not a text or a pair"),
         (lambda b: b.classify(["\ud800"]), "text 0: character 0 is a lone surrogate"),
-        (lambda b: b.classify(["snow " * 90]), "text 0: has 92 tokens but the model takes 64"),
-        (lambda b: b.classify(["a", ("a", "b")]), "text 1: has 2 texts where the first example has 1"),
+        (lambda b: b.classify(["snow " * 90]), "text 0: has 92 tokens, but the model takes 64"),
+        (lambda b: b.classify(["a", ("a", "b")]), "text 1: has 2 texts, but the first example has 1"),
         (lambda b: b.score(["a"]), "gives a text a class, not a number; call classify"),
-        (lambda b: b.tag("a sentence"), "a list of texts is expected, not str"),
+        (lambda b: b.tag("a sentence"), "expected a list of texts, not str"),
         (lambda b: b.tag(["fine", ""]), "text 1: is empty"),
         (lambda b: b.tag(["fine", []]), "text 1: is empty"),
         (lambda b: b.tag([["a", " "]]), "text 0: word 1 is empty"),
         (lambda b: b.tag([["a", 3]]), "text 0: word 1 is int"),
-        (lambda b: b.tag([3]), "text 0: is int, neither a sentence nor its words"),
+        (lambda b: b.tag([3]), "text 0: is int, not a sentence or its words"),
         (lambda b: b.tag(["a \ud800"]), "text 0: character 2 is a lone surrogate"),
         (lambda b: b.entities("a"), "mark no stretches of words (they are NOUN, VERB ...); call tag"),
         (lambda b: b.answer("", "a passage"), "question 0: is empty"),
         (lambda b: b.answer("a question", " "), "passage 0: is empty"),
-        (lambda b: b.answer("a question", 3), "text 0: is int, neither a text nor a pair"),
+        (lambda b: b.answer("a question", 3), "text 0: is int, not a text or a pair"),
         (lambda b: b.answer("a", "b", best=0), "best is 0"),
         (lambda b: b.answers_each(["a question"]), "text 0: is one text, not a pair"),
         (
             lambda b: b.answers_each([("a", "b"), ("a", "b", "c")]),
-            "text 1: is tuple, neither a text nor a pair",
+            "text 1: is tuple, not a text or a pair",
         ),
         (lambda b: b.entities_each("a text"), "mark no stretches of words"),
     ],
@@ -320,10 +320,10 @@ def test_a_choice_takes_pairs_and_at_least_two(tmp_path):
     bert = untrained(tmp_path, {"choice": 1})
     long = [("snow " * 90, "a"), ("b", "c")]
     for options, said in (
-        ([("a", "b")], "a choice among 1 is none"),
+        ([("a", "b")], "cannot choose among 1 pairs"),
         (["a", "b"], "text 0: is one text, not a pair"),
-        ([("a", "b"), ["c", "d"]], "text 1: is list, neither a text nor a pair"),
-        (long, "text 0: has 94 tokens but the model takes 64"),
+        ([("a", "b"), ["c", "d"]], "text 1: is list, not a text or a pair"),
+        (long, "text 0: has 94 tokens, but the model takes 64"),
     ):
         with pytest.raises(UserError, match=said):
             bert.choose(options)
@@ -352,7 +352,7 @@ def test_a_missing_mix_is_named(sst2, tmp_path):
     note = sst2.finetuned.config
     head = note.head.model_copy(update={"encoder": "frozen-features"})
     write_task_config(tmp_path / "task.json", note.model_copy(update={"head": head}))
-    with pytest.raises(UserError, match=r"mix.safetensors: is missing, and task.json speaks of it"):
+    with pytest.raises(UserError, match=r"mix.safetensors: is missing, but task.json requires it"):
         bertsmith.load(tmp_path)
 
 

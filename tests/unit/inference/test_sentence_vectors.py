@@ -128,7 +128,7 @@ def test_a_prompt_stands_before_each_text_but_hides_no_empty_one(folder):
 def test_the_longest_text_is_the_folders(folder):
     write_modules(folder, "mean", longest=12)
     bert = bertsmith.load(folder)
-    with pytest.raises(UserError, match="text 0: has 22 tokens but the model takes 12"):
+    with pytest.raises(UserError, match="text 0: has 22 tokens, but the model takes 12"):
         bert.embed(["snow " * 20])
     assert torch.equal(bert.embed(["snow " * 20], truncate=True), bert.embed(["snow " * 10]))
 
@@ -152,7 +152,9 @@ def test_lower_case_is_made_where_the_folder_asks_for_it(folder):
 def test_steps_that_are_not_done_here_are_rejected_until_others_are_chosen(folder, change, said):
     write_modules(folder, "mean", **change)
     bert = bertsmith.load(folder)
-    with pytest.raises(UserError, match=f"modules.json: vectors are made here by {said} bertsmith does not"):
+    with pytest.raises(
+        UserError, match=f"modules.json: this folder makes vectors by {said} bertsmith does not"
+    ):
         bert.embed(TEXTS)
     assert bert.embed(TEXTS, pooling="mean", normalize=True).shape == (3, 32)
 
@@ -160,14 +162,14 @@ def test_steps_that_are_not_done_here_are_rejected_until_others_are_chosen(folde
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("modules.json", "{}", "modules.json: is no list of modules with their types"),
+        ("modules.json", "{}", "modules.json: is not a list of modules with their types"),
         ("modules.json", "[", "modules.json: is not valid JSON"),
         ("modules.json", '[{"type": "a.Transformer", "path": "../x"}]', "outside of the folder"),
-        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "Pooling module without a folder of its own"),
-        ("modules.json", '[{"type": "a.Pooling", "path": "./"}]', "Pooling module without a folder of its"),
+        ("modules.json", '[{"type": "a.Pooling", "path": ""}]', "Pooling module without a separate folder"),
+        ("modules.json", '[{"type": "a.Pooling", "path": "./"}]', "Pooling module without a separate folder"),
         ("sentence_bert_config.json", '{"max_seq_length": "x"}', "max_seq_length is 'x'; write a whole"),
-        ("config_sentence_transformers.json", '{"default_prompt_name": "q"}', "none of its prompts"),
-        ("config_sentence_transformers.json", '{"default_prompt_name": ["q"]}', "none of its prompts"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": "q"}', "not one of its prompts"),
+        ("config_sentence_transformers.json", '{"default_prompt_name": ["q"]}', "not one of its prompts"),
         ("config_sentence_transformers.json", '{"prompts": ["q"]}', r"prompts is \['q'\]; write it as"),
     ],
 )

@@ -75,8 +75,8 @@ def test_the_quick_way_is_taken_for_single_texts_after_some(toy, monkeypatch):
     ("texts", "words"),
     [
         (["the cat", " "], "text 8: is empty"),
-        (["the cat", "\u200b\u200b"], "text 8: has no token that the model can read"),
-        (["cat " * 30, "cat"], "text 7: has 32 tokens but the model takes 12; shorten it"),
+        (["the cat", "\u200b\u200b"], "text 8: does not have a token that the model can read"),
+        (["cat " * 30, "cat"], "text 7: has 32 tokens, but the model takes 12; shorten it"),
         (["cat", "half \ud800"], "text 8: character 5 is a lone surrogate"),
         (["cat", 3], "text 8: "),
     ],
@@ -144,9 +144,9 @@ def test_eight_bits_are_the_same_each_time(tmp_path):
 
 def test_eight_bits_are_rejected_where_they_cannot_be(toy):
     reader = Reader(toy, LONGEST)
-    with pytest.raises(UserError, match="precision: int8 is for a CPU; take bf16 on cuda"):
+    with pytest.raises(UserError, match="precision: int8 is for a CPU; use bf16 on cuda"):
         quantised_network(tiny_network(), reader, torch.device("cuda"))
-    with pytest.raises(UserError, match="those of deberta-v2 are others; take bf16 or fp32"):
+    with pytest.raises(UserError, match="but not the layers of deberta-v2; use bf16 or fp32"):
         quantised_network(tiny_network("deberta-v2", heads={}), reader, torch.device("cpu"))
 
 
@@ -163,7 +163,7 @@ def test_a_cpu_that_is_not_made_for_a_precision_says_so(monkeypatch, caplog):
     for name in ("has_bf16_products", "has_int8_products"):
         monkeypatch.setattr(f"bertsmith.inference.precision.{name}", lambda: False)
     cpu = torch.device("cpu")
-    assert usable_precision("bf16", cpu) == "fp32" and "fp32 is taken" in caplog.text
+    assert usable_precision("bf16", cpu) == "fp32" and "using fp32" in caplog.text
     assert usable_precision("int8", cpu) == "int8" and "int8 is hardly faster on it than fp32" in caplog.text
     caplog.clear()
     assert [usable_precision(each, cpu) for each in ("auto", "fp32")] == ["fp32", "fp32"]

@@ -113,7 +113,7 @@ def test_entities_of_gum_are_read_with_heads_from_the_tree(tmp_path):
         ("A DT - (2", "A DT - -", "a.conll:7: entity '2' is closed but was not opened"),
         ("sits VBZ - -", "sits VBZ - (9", "a.conll:4: entity '9' is never closed"),
         ("a 0 2 sits VBZ - -", "sits -", "a.conll:4: has 2 columns"),
-        (COLUMNS, "a 0 0 tea NN - -\n", "holds no mention"),
+        (COLUMNS, "a 0 0 tea NN - -\n", "does not contain mentions"),
     ],
 )
 def test_bad_mentions_are_named_by_their_line(columns, old, new, said):
@@ -187,9 +187,9 @@ def study_of(*scores):
 @pytest.mark.parametrize(
     ("low", "untrained", "said"),
     [
-        (0.51, (0.2, 0.3), ["lies above the best baseline (rules, 50.0).", "above it: 0 of 2."]),
-        (0.51, (0.2, 0.6), ["lies above the best baseline (rules, 50.0).", "above it: 1 of 2."]),
-        (0.50, (0.2, 0.6), ["does not lie above the best baseline (rules, 50.0).", "above it: 1 of 2."]),
+        (0.51, (0.2, 0.3), ["is above the best baseline (rules, 50.0).", "above it: 0 of 2."]),
+        (0.51, (0.2, 0.6), ["is above the best baseline (rules, 50.0).", "above it: 1 of 2."]),
+        (0.50, (0.2, 0.6), ["is not above the best baseline (rules, 50.0).", "above it: 1 of 2."]),
     ],
 )
 def test_the_notes_tell_what_beats_the_best_baseline(low, untrained, said):
@@ -291,8 +291,8 @@ def test_gap_has_two_candidates_and_a_gender(bert, eager, gap):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("\t41\t", "\t42\t", "'he' does not stand at '42'"),
-        ("TRUE\tdog", "maybe\tdog", "is no example of GAP"),
+        ("\t41\t", "\t42\t", "does not contain 'he' at '42'"),
+        ("TRUE\tdog", "maybe\tdog", "is not an example of GAP"),
     ],
 )
 def test_a_bad_line_of_gap_is_named(gap, old, new, said):
@@ -311,5 +311,5 @@ def test_the_command_takes_every_format(capsys, tmp_path, lively_folder, gap, co
     assert (tmp_path / "look" / "coref.png").exists()
     assert '"name": "to the antecedent"' in (tmp_path / "look" / "coref.html").read_text()
     told = bertsmith(capsys, *words, gap, "--choose-on", columns)
-    assert told.code == 2 and "is of another format" in told.err
+    assert told.code == 2 and "has another format" in told.err
     assert bertsmith(capsys, *words, tmp_path / "none").code == 2

@@ -125,8 +125,8 @@ def test_the_command_writes_a_page_and_prints_the_words(capsys, run, tmp_path):
     many = ("look", "words", "--model", run, "--input", file, "--out", tmp_path / "all.html", "--json")
     assert len(json.loads(bertsmith(capsys, *many).out)["texts"]) == 2
     neither = ("look", "words", "--model", run, "--out", tmp_path / "x.html")
-    assert "it is not clear what to explain" in mistake(capsys, *neither)
-    assert "is no name of a page" in mistake(capsys, *neither[:-1], tmp_path / "x.png")
+    assert "nothing to explain" in mistake(capsys, *neither)
+    assert "is not the name of a page" in mistake(capsys, *neither[:-1], tmp_path / "x.png")
 
 
 def test_the_words_are_printed_even_if_the_view_cannot_be_written(capsys, run, tmp_path):
@@ -146,10 +146,10 @@ def test_without_a_model_the_embedded_one_for_sentiment_decides(capsys, tmp_path
 
 def test_frozen_features_are_not_explained(model, tmp_path):
     run = tune("sst2", model, tmp_path, *SHORT, "head.encoder=frozen-features").folder
-    with pytest.raises(UserError, match="give no gradients"):
+    with pytest.raises(UserError, match="do not have gradients"):
         deciding_words(package.load(run, device="cpu"), ["a day"], seed=0)
 
 
 def test_only_classes_are_explained():
-    with pytest.raises(UserError, match="only such decisions are explained"):
+    with pytest.raises(UserError, match="only such decisions can be explained"):
         deciding_words(package.load(device="cpu"), ["a day"], seed=0)

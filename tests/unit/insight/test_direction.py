@@ -102,8 +102,8 @@ def test_the_command_says_what_a_task_loses(capsys, run, tmp_path):
 
 def test_mistakes_are_one_line(capsys, run, lively_folder, tmp_path):
     out = ("--out", tmp_path)
-    assert "not clear which texts" in mistake(capsys, "look", "direction", *out)
+    assert "nothing to look at" in mistake(capsys, "look", "direction", *out)
     untuned = ("--model", lively_folder, "--data", run[1])
     assert "only a fine-tuned model" in mistake(capsys, "look", "direction", *untuned, *out)
-    with pytest.raises(UserError, match="was not fine-tuned here"):
+    with pytest.raises(UserError, match="was not fine-tuned by bertsmith"):
         one_sided_metrics(package.load(lively_folder, device="cpu"), [], None, hidden="left")

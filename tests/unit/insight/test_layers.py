@@ -140,7 +140,7 @@ def test_the_commands_leave_tables_and_pictures(capsys, lively_folder, tuned, tm
     assert "feed-forward" in told.out and "CKA" in told.out
     told = bertsmith(capsys, "look", *both, "--out", tmp_path / "weights.png", "--json")
     assert json.loads(told.out)["weights"]["states"] == {}
-    assert "is no name of a picture" in mistake(capsys, "look", *both, "--out", tmp_path / "x.txt")
+    assert "is not the name of a picture" in mistake(capsys, "look", *both, "--out", tmp_path / "x.txt")
     same = ("layers", "--model", lively_folder, lively_folder, "--input", texts, "--out", tmp_path / "x.png")
     assert f"{lively_folder}: is given twice; name each model once" in mistake(capsys, "look", *same)
 
@@ -163,5 +163,5 @@ def test_models_whose_folders_have_one_name_are_told_apart_by_the_folders_above(
 
 
 def test_models_of_other_shapes_are_refused(bert):
-    with pytest.raises(UserError, match="the two models are of different shapes"):
+    with pytest.raises(UserError, match="the two models have different shapes"):
         weight_changes(bert, package.load(device="cpu"))

@@ -4,25 +4,26 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 
 from bertsmith.insight.clusters import HeadMap
 from bertsmith.insight.clusters_report import clusters_report
 from bertsmith.insight.pictures import draw_head_grids, name_points
 from bertsmith.insight.relations import HeadRelations, RelationScore
 from bertsmith.insight.relations_report import relations_report
+from tests.lazily import Lazily
+
+matplotlib_figure, matplotlib_text = Lazily("matplotlib.figure"), Lazily("matplotlib.text")
 
 
 def named(points, **more):
-    figure = Figure(figsize=(6, 6), layout="constrained")
+    figure = matplotlib_figure.Figure(figsize=(6, 6), layout="constrained")
     axes = figure.subplots()
     axes.plot(*zip(*points.values(), strict=True), "o")
     axes.margins(0.2)
     name_points(axes, points, **more)
     figure.draw_without_rendering()
     # Of the letters alone, without the line to the point.
-    return axes, {text.get_text(): Text.get_window_extent(text) for text in axes.texts}
+    return axes, {text.get_text(): matplotlib_text.Text.get_window_extent(text) for text in axes.texts}
 
 
 def test_names_of_points_that_lie_close_together_do_not_overlap():
@@ -66,7 +67,7 @@ def test_names_that_find_no_room_are_written_all_the_same():
 
 @pytest.mark.parametrize(("measures", "height"), [(4, 3.8), (12, 9.0)])
 def test_what_stands_around_grids_of_heads_covers_none_of_it(measures, height):
-    figure = Figure(figsize=(13, height))
+    figure = matplotlib_figure.Figure(figsize=(13, height))
     grids = {f"measure {number}": np.eye(12) for number in range(measures)}
     draw_head_grids(figure, grids, title="a model: what its heads attend to, 277 texts")
     figure.draw_without_rendering()
@@ -81,7 +82,7 @@ def test_the_picture_of_relations_has_room_for_its_labels(count):
     score = RelationScore("det", 120, 1, 2, "to the head", 0.8, 0.7, 0.9, 1, 0.6)
     found = HeadRelations((score,) * count, np.full((2, 2, 3, count), 0.5), sentences=20, skipped=0)
     report = relations_report(found, [found], model="toy", how="As chosen.")
-    figure = Figure(figsize=report.size)
+    figure = matplotlib_figure.Figure(figsize=report.size)
     report.draw(figure)
     figure.draw_without_rendering()
     bars, grid = figure.axes
@@ -95,9 +96,9 @@ def test_the_map_of_heads_names_each_beside_the_others():
     distances = np.linalg.norm(points[:, None] - points[None], axis=-1)
     found = HeadMap(distances, points, (4, 6))
     report = clusters_report(found, ["other"] * 24, [found], model="toy")
-    figure = Figure(figsize=report.size)
+    figure = matplotlib_figure.Figure(figsize=report.size)
     report.draw(figure)
     figure.draw_without_rendering()
-    boxes = {text.get_text(): Text.get_window_extent(text) for text in figure.axes[0].texts}
+    boxes = {text.get_text(): matplotlib_text.Text.get_window_extent(text) for text in figure.axes[0].texts}
     assert len(boxes) == 24 and "4-6" in boxes
     assert not any(one.overlaps(other) for one, other in combinations(boxes.values(), 2))

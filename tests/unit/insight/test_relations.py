@@ -176,10 +176,10 @@ def test_a_treebank_is_read_with_heads_and_depths(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("\t2\tdet", "\tx\tdet", "a.conllu:2: 'x' is no head of this word"),
-        ("\t2\tdet", "\t9\tdet", "a.conllu:2: '9' is no head of this word"),
-        ("\t0\troot", "\t2\troot", "its heads go round in a circle"),
-        ("\t2\tdet\t_\t_", "\t2\tdet", "8 columns"),
+        ("\t2\tdet", "\tx\tdet", "a.conllu:2: 'x' is not a head of this word"),
+        ("\t2\tdet", "\t9\tdet", "a.conllu:2: '9' is not a head of this word"),
+        ("\t0\troot", "\t2\troot", "its heads form a cycle"),
+        ("\t2\tdet\t_\t_", "\t2\tdet", "8 tab-separated columns"),
     ],
 )
 def test_a_broken_tree_is_named_by_its_line(tmp_path, old, new, said):
@@ -194,7 +194,7 @@ def test_the_command_marks_choice_baseline_and_control(capsys, tmp_path, lively_
     words = ("look", "heads", "--model", lively_folder, "--treebank", tmp_path / "a.conllu")
     told = bertsmith(capsys, *words, "--out", tmp_path / "look")
     assert told.code == 0, told.err
-    assert "chosen on the sentences that are scored" in told.out and "94.3 (51.7)" in told.out
+    assert "chosen on the scored sentences" in told.out and "94.3 (51.7)" in told.out
     values = json.loads((tmp_path / "look" / "heads.json").read_text())
     assert [each["relation"] for each in values["relations"]] == ["det", "nsubj", "all"]
     assert len(values["untrained"]) == 3 and (tmp_path / "look" / "heads.png").stat().st_size > 1000

@@ -166,7 +166,7 @@ def test_the_command_leaves_table_numbers_and_picture(capsys, tmp_path, lively_f
     assert all(line.split()[-4] == "-" for line in told.out.splitlines() if line.startswith("entropy"))
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "holds no text"), ("a\tb\tc\n", "a pair has 2")])
+@pytest.mark.parametrize(("text", "said"), [("", "does not contain a text"), ("a\tb\tc\n", "a pair has 2")])
 def test_bad_texts_end_in_one_line_and_leave_nothing(capsys, tmp_path, lively_folder, text, said):
     (tmp_path / "texts.txt").write_text(text)
     words = ("look", "surface", "--model", lively_folder, "--input", tmp_path / "texts.txt")

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
 from bertsmith.inference.introspection import inspect_senses
 from bertsmith.insight.pictures import BLUE, RED
 from bertsmith.insight.view_pictures import draw_arcs, draw_flow, draw_senses
 from tests.command_line import bertsmith, mistake
+from tests.lazily import Lazily
 
+colors, matplotlib_figure = Lazily("matplotlib.colors"), Lazily("matplotlib.figure")
 TOKENS = ("[CLS]", "a", "b", "[SEP]")
 WEIGHTS = np.array([[0.9, 0.1, 0.0, 0.0], [0.04, 0.0, 0.9, 0.06], [0.2, 0.2, 0.2, 0.4], [0.0, 0.0, 0.0, 1.0]])
 PNG = b"\x89PNG\r\n"
@@ -17,13 +17,13 @@ PNG = b"\x89PNG\r\n"
 
 @pytest.fixture
 def axes():
-    return Figure().subplots()
+    return matplotlib_figure.Figure().subplots()
 
 
 def test_an_arc_goes_from_each_token_to_those_that_it_reads(axes):
     draw_arcs(axes, TOKENS, WEIGHTS, chosen=1)
     arcs = {
-        (arc.center[0], arc.width, round(arc.get_linewidth(), 3), to_hex(arc.get_edgecolor()))
+        (arc.center[0], arc.width, round(arc.get_linewidth(), 3), colors.to_hex(arc.get_edgecolor()))
         for arc in axes.patches
     }
     assert arcs == {
@@ -45,7 +45,7 @@ def test_a_line_leads_from_what_is_read_to_who_reads_it_in_the_next_layer(axes):
 
 def test_the_senses_of_three_layers_have_one_scale(bert):
     found = inspect_senses(bert, "cold", ["the tea is cold", "a cold day", "it is cold"])
-    figure = Figure()
+    figure = matplotlib_figure.Figure()
     draw_senses(figure, found, ["1", "2", "3"])
     for axes, layer in zip(figure.axes, (0, 1, 2), strict=True):
         (dots,) = axes.collections
@@ -70,9 +70,9 @@ def test_a_file_that_ends_in_png_is_a_picture(capsys, lively_folder, tmp_path):
 def test_what_a_picture_cannot_show_is_refused(capsys, lively_folder, tmp_path):
     out = ("--model", lively_folder, "--out", tmp_path / "x.png")
     line = mistake(capsys, "look", "attention", "the dog " * 32, *out)
-    assert "has 66 tokens, and a picture shows 64; shorten it, or write .html" in line
+    assert "has 66 tokens, but a picture shows at most 64; shorten it, or write .html" in line
     (tmp_path / "texts.txt").write_text("a cold day\n" * 31)
     senses = ("look", "senses", "--word", "cold", "--input", tmp_path / "texts.txt")
-    assert "31 sentences have the word, and a picture shows 30" in mistake(capsys, *senses, *out)
+    assert "31 sentences have the word, but a picture shows at most 30" in mistake(capsys, *senses, *out)
     assert "ends in .html or .png" in mistake(capsys, "look", "attention", "a", "--out", tmp_path / "x.pdf")
     assert not (tmp_path / "x.png").exists()

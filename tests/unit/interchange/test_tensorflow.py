@@ -414,7 +414,9 @@ def test_a_matrix_that_is_none_is_rejected(tmp_path: Path, name: str, shape: tup
 
 
 def test_a_checkpoint_of_something_else_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="holds no variable of BERT or ALBERT, only .*electra/pooler"):
+    with pytest.raises(
+        UserError, match="does not contain variables of BERT or ALBERT, only .*electra/pooler"
+    ):
         read_checkpoint(write_checkpoint(tmp_path, BERT, {"electra/pooler": np.zeros(1)}))
 
 
@@ -435,7 +437,9 @@ def test_several_checkpoints_in_a_folder_must_be_distinguished(tmp_path: Path) -
 
 def test_a_folder_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
     for source in (tmp_path, tmp_path / "nowhere", tmp_path / "nowhere" / "x.ckpt"):
-        with pytest.raises(UserError, match=f"{source}: there is no TensorFlow checkpoint; name a folder"):
+        with pytest.raises(
+            UserError, match=f"{source}: does not contain a TensorFlow checkpoint; give a folder"
+        ):
             read_checkpoint(source)
 
 
@@ -444,10 +448,10 @@ def test_exactly_one_config_is_needed(tmp_path: Path) -> None:
     (folder / "bert_config.json").rename(folder / "my_config.json")
     assert read_checkpoint(folder).config["vocab_size"] == 11
     (folder / "other_config.json").write_text("{}")
-    with pytest.raises(UserError, match="holds 2 config files, not one; put"):
+    with pytest.raises(UserError, match="contains 2 config files instead of one; put"):
         read_checkpoint(folder)
     (folder / "bert_config.json").write_text("{}")
-    with pytest.raises(UserError, match='bert_config.json: is no BERT config: it has no "vocab_size"'):
+    with pytest.raises(UserError, match='bert_config.json: is not a BERT config: it lacks "vocab_size"'):
         read_checkpoint(folder)
 
 

@@ -301,7 +301,7 @@ def test_heads_that_cannot_be_compared_are_named():
     check_comparable(bert, other, DistillSection())
     check_comparable(bert, other, DistillSection(relation_weight=1, relation_heads=8))
     for student, distill, word in (
-        (other, relations, "the student has 2 heads, and the teacher 4"),
+        (other, relations, "the student has 2 heads, but the teacher has 4"),
         (
             other,
             DistillSection(attention_weight=1, relation_heads=5),

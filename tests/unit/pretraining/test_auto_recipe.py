@@ -133,7 +133,7 @@ def test_the_expected_loss_is_of_this_text_and_of_no_other_masking():
     )
     assert one == pytest.approx(2 * half, abs=0.11)
     other = load_recipe("speedrun-small", [*minutes(30), "masking.rate=0.15"])
-    assert "not known: the law is of Muon" in lines(candidates, other, MASKED.frequencies, measured=3)[4]
+    assert "not known: the law is for Muon" in lines(candidates, other, MASKED.frequencies, measured=3)[4]
 
 
 def test_beyond_the_runs_of_the_law_nothing_is_said_to_be_expected():
@@ -185,7 +185,7 @@ def test_replaced_tokens_have_their_own_masking_and_half_of_the_rate(store, tmp_
     replaced = auto_recipe(request(store, tmp_path / "run", *fixed, objective="replaced"), told.append)
     assert (replaced.examples.objective, replaced.masking.rate) == ("replaced", 0.2)
     assert 0.4 < replaced.optim.peak_lr / masked.optim.peak_lr < 0.6
-    assert "not known: the law is of masked tokens" in told[4]
+    assert "not known: the law is for masked tokens" in told[4]
 
 
 def test_the_users_settings_stand_above_what_is_chosen(store, tmp_path):
@@ -241,10 +241,10 @@ def test_a_run_that_resumes_keeps_its_recipe_and_measures_nothing(store, tmp_pat
     told: list[str] = []
     again = auto_recipe(asked, told.append)
     assert recipe_text(again) == recipe_text(recipe)
-    assert told == [f"auto: the recipe with which the run began ({tmp_path / 'run' / 'recipe.toml'})"]
+    assert told == [f"auto: the initial recipe of the run ({tmp_path / 'run' / 'recipe.toml'})"]
     other = auto_recipe(replace(asked, size="mini"), told.append)
     assert (other.model.layers, other.model.width) == (2, 256)  # which the run then rejects
-    with pytest.raises(UserError, match="another recipe"):
+    with pytest.raises(UserError, match="another run"):
         pretrain(other, store=store.folder, out=tmp_path / "run", callback=Listener())
 
 

@@ -219,7 +219,7 @@ def test_a_teacher_without_an_mlm_head_is_refused_unless_nobody_asks_it_for_word
     write_model(tmp_path / "bare", Model(network))
     store.tokenizer().save(tmp_path / "bare")
     asked = of(tmp_path / "bare")
-    assert "has no MLM head" in refused(store, tmp_path / "run", *asked)
+    assert "lacks an MLM head" in refused(store, tmp_path / "run", *asked)
     initial = build_initial_model(tiny_recipe(*asked, "distill.soft_weight=0"), store)
     assert "the head mlm is not in the folder: it starts from fresh weights" in initial.notes
 
@@ -234,12 +234,12 @@ def test_a_teacher_that_takes_shorter_texts_is_refused(store, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
-        (("examples.objective=distilled", "examples.pairs=none"), "has no teacher"),
-        (("distill.teacher=x",), "does not listen to distill.teacher"),
-        (("examples.objective=distilled", "distill.teacher=x"), "masked words alone"),
+        (("examples.objective=distilled", "examples.pairs=none"), "requires a teacher"),
+        (("distill.teacher=x",), "does not use distill.teacher"),
+        (("examples.objective=distilled", "distill.teacher=x"), "only masked words"),
         ((*DISTILLED, "distill.teacher=x", "distill.layers=[0]", "start.model=y"), "not with both"),
         (("distill.soft_weight=0", "distill.cosine_weight=0"), "every weight"),
-        (("distill.relation_weight=1", "distill.relations=[]"), "there are none"),
+        (("distill.relation_weight=1", "distill.relations=[]"), "the list is empty"),
         (("masking.smoothing=0.7", "masking.unit=word"), "one by one"),
     ],
 )

@@ -200,13 +200,13 @@ def test_without_a_generator_a_fresh_one_is_trained(run, store, tmp_path):
     folder = tmp_path / "discriminator"
     bertsmith.load(run / "model").save(folder)
     run_tiny(store, tmp_path / "run", *ELECTRA, f"start.model={folder}", "run.steps=1", listener=listener)
-    assert "the folder holds no generator: it starts from fresh weights" in listener.notes
+    assert "the folder lacks a generator: it starts from fresh weights" in listener.notes
 
 
 def test_a_generator_of_another_size_is_a_clear_error(run, store, tmp_path):
     settings = (*ELECTRA, f"start.model={run / 'model'}", "replaced.generator_size=1.0")
     with pytest.raises(
-        UserError, match="is a generator of width 16, where the recipe and the model ask for 32"
+        UserError, match="is a generator of width 16, but the recipe and the model require 32"
     ):
         run_tiny(store, tmp_path / "run", *settings)
 
@@ -224,9 +224,12 @@ def test_words_are_added_to_both(run, store, tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("examples.objective=replaced",), "model.type = bert has no head for examples.objective = replaced"),
+        (
+            ("examples.objective=replaced",),
+            "model.type = bert does not have a head for examples.objective = replaced",
+        ),
         ((*ELECTRA, "model.heads=8", "replaced.generator_size=0.4"), "generator of 3 heads and width 13"),
-        ((*ELECTRA, "examples.pairs=nsp"), "model.type = electra has no head for examples.pairs"),
+        ((*ELECTRA, "examples.pairs=nsp"), "model.type = electra does not have a head for examples.pairs"),
     ],
 )
 def test_what_cannot_be_is_rejected(overrides, message):

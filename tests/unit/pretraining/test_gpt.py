@@ -131,15 +131,18 @@ def test_its_tokens_are_shown_unmasked_by_a_server(run):
 
 def test_it_has_no_mask_to_fill_and_says_what_to_do(run, capsys):
     line = mistake(capsys, "fill", "the smith [MASK]", "--model", run)
-    assert "has no mask to fill; let it continue a text instead: bertsmith fill TEXT --extend N" in line
+    assert "lacks a mask token; let it continue a text instead: bertsmith fill TEXT --extend N" in line
 
 
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        (("examples.objective=masked",), "reads left-to-right, and cannot learn examples.objective = masked"),
+        (
+            ("examples.objective=masked",),
+            "reads left-to-right, so it cannot learn examples.objective = masked",
+        ),
         (("examples.objective=right-to-left",), "cannot learn examples.objective = right-to-left"),
-        (("examples.pairs=nsp",), "has no head for examples.pairs = nsp"),
+        (("examples.pairs=nsp",), "does not have a head for examples.pairs = nsp"),
         (("model.segments=2",), "model.segments = 2 would be lost"),
     ],
 )
@@ -148,8 +151,8 @@ def test_what_it_cannot_learn_is_one_line(settings, told):
         load_recipe("bert-tiny", [*RUN, *settings])
 
 
-MASKED = "has no mask_token; set examples.objective to left-to-right, or take a vocabulary with a mask"
-BESIDE = "distill.teacher: .* is read beside words; take models that were trained with masks"
+MASKED = "lacks a mask_token; set examples.objective to left-to-right, or use a vocabulary with a mask"
+BESIDE = "distill.teacher: .* predicts words elsewhere; use models that were trained with masks"
 
 
 @pytest.mark.parametrize(("objective", "told"), [("masked", MASKED), ("distilled", BESIDE)])
@@ -183,7 +186,7 @@ def test_numbers_of_ones_own_are_refused_where_no_bias_holds_their_mean(run, tmp
     (tmp_path / "table.csv").write_text("\n".join(["text,stars", *rows]) + "\n")
     words = ("--data", tmp_path / "table.csv", "--text", "text", "--label", "stars", "--kind", "regress")
     line = mistake(capsys, "finetune", "custom", *words, "--model", run, "--out", tmp_path / "out")
-    assert "for which this head has no bias; take a model of another family than GPT-2" in line
+    assert "and this head lacks the bias for it; use a model of another family than GPT-2" in line
 
 
 def test_a_tuned_one_tags_the_words_of_a_text(tuned):

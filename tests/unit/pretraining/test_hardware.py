@@ -134,7 +134,7 @@ def test_where_sources_disagree_the_choice_is_reported():
     averaged = choices(load_recipe("bert-base", ["run.average_from=0.8", "run.average_decay=0.99"]))
     assert "the model is the exponential average (decay 0.99) of the weights after 80% of the run" in averaged
     by_tokens = "\n".join(choices(load_recipe("bert-base", ["batch.by=tokens", "batch.tokens=4096"])))
-    assert "4,096 tokens a step (a deviation: published are sequences)" in by_tokens
+    assert "4,096 tokens a step (a deviation: the published sizes are in sequences)" in by_tokens
     pairs = ["examples.pairs=sentence-pair", "batch.tokens=4096"]
     assert "256 sequences a step (a deviation" in "\n".join(choices(load_recipe("bert-base", pairs)))
     assert "deviation" not in "\n".join(choices(load_recipe("bert-base", [*pairs, "batch.by=tokens"])))

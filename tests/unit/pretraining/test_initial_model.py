@@ -226,12 +226,14 @@ def test_a_folder_with_too_few_positions_is_a_clear_error(store, tmp_path):
 
 def test_a_folder_of_a_member_without_pairs_is_a_clear_error(store, tmp_path):
     folder = model_folder(tmp_path / "model", store.tokenizer(), heads={}, model_type="roberta")
-    with pytest.raises(UserError, match="model.type = roberta has no head for examples.pairs = nsp or sop"):
+    with pytest.raises(
+        UserError, match="model.type = roberta does not have a head for examples.pairs = nsp or sop"
+    ):
         run_tiny(store, tmp_path / "run", f"start.model={folder}")
 
 
 def test_a_folder_that_is_not_there_is_a_clear_error(store, tmp_path):
-    with pytest.raises(UserError, match="nowhere: there is no such folder"):
+    with pytest.raises(UserError, match="nowhere: this folder does not exist"):
         run_tiny(store, tmp_path / "run", f"start.model={tmp_path / 'nowhere'}")
 
 
@@ -269,7 +271,7 @@ def test_new_words_fill_unused_slots_then_the_table_grows(adapted, tmp_path):
     listener = Listener()
     settings = (f"start.model={folder}", f"start.add_words={file}")
     network = first_weights(store, tmp_path / "run", *settings, listener=listener)
-    assert "4 words added, 3 of them in [unused] slots, 1 behind the end" in listener.notes
+    assert "4 words added, 3 of them in [unused] slots, 1 after the end" in listener.notes
     before, tokenizer = read_model(folder).network, Tokenizer.load(folder)
     assert network.config.vocabulary == before.config.vocabulary + 1 == store.vocabulary
     known = [number for number in range(tokenizer.vocabulary_size) if number not in (1, 2, 3)]
@@ -310,7 +312,7 @@ def test_words_go_into_spare_rows_before_the_table_grows(tmp_path):
     network = new_network(config, HEADS, torch.Generator().manual_seed(0))
     note = grow_for_words(network, tokenizer, with_words(tokenizer, ["anvil"]), ["anvil"])
     assert network.config.vocabulary == config.vocabulary == len(network.encoder.embeddings.words.weight)
-    assert note == "1 words added, 0 of them in [unused] slots, 1 behind the end"
+    assert note == "1 words added, 0 of them in [unused] slots, 1 after the end"
 
 
 def test_a_decoder_of_its_own_grows_with_the_embeddings(tmp_path):

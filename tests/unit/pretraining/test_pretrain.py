@@ -127,7 +127,7 @@ def test_the_card_tells_what_happened(finished):
         f"8 steps, {last['tokens']:,} tokens,",
         "0 steps skipped; from scratch.",
         f"| token loss | {last['token_loss']:.4f} |",
-        f"| pair accuracy of always giving the commoner answer | {last['pair_majority']:.1%} |",
+        f"| pair accuracy of always giving the more frequent answer | {last['pair_majority']:.1%} |",
         "| sequences | 8 |",
         "unigram entropy",
     ):
@@ -151,8 +151,8 @@ def test_a_finished_run_only_reports_its_result(finished, store):
     result = run_tiny(store, finished, "run.keep_last=5", listener=listener)
     assert snapshot(finished) == before
     assert listener.notes == [
-        f"{finished} is finished already: nothing is left to do",
-        f"to train on from its model: `start.model={finished / 'model'}` and a new `out`",
+        f"{finished} is already finished: there is nothing to do",
+        f"to continue from its model: `start.model={finished / 'model'}` and a new `out`",
     ]
     assert (result.state, result.steps) == ("finished", 8)
     last = metrics_of(finished, "held-out")[-1]
@@ -195,14 +195,14 @@ def test_another_recipe_is_rejected_in_a_run_that_is_not_finished_too(store, tmp
 
 def test_a_folder_of_other_things_is_rejected_and_left_alone(store, tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="holds files but no run"):
+    with pytest.raises(UserError, match="contains files, but not a run"):
         run_tiny(store, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_file_in_the_place_of_the_run_folder_is_rejected(store, tmp_path):
     (tmp_path / "run").write_text("")
-    with pytest.raises(UserError, match="holds files but no run"):
+    with pytest.raises(UserError, match="contains files, but not a run"):
         run_tiny(store, tmp_path / "run")
 
 
@@ -385,7 +385,7 @@ def test_a_folder_in_which_another_run_works_is_rejected(store, tmp_path):
     command = [sys.executable, "-c", HOLDER, run / ".lock"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match="another run is working here; wait for it or stop it"):
+        with pytest.raises(UserError, match="another run is using this folder; wait for it or stop it"):
             run_tiny(store, run)
         assert snapshot(run) == before
         other.communicate("go\n")

@@ -20,9 +20,9 @@ def test_a_run_that_is_stopped_amid_its_ramps_ends_as_one_that_was_not(store, tm
     listener = Listener()
     run_tiny(store, tmp_path / "straight", *RAMPS, listener=listener)
     for told in (
-        "the masking rate goes from 40% to 10%",
+        "the masking rate changes from 40% to 10%",
         "30% of the sequences end after at most 9 tokens, or after a sentence",
-        "steps grow from 1 to 4 sequences over the first 6 of them",
+        "steps grow from 1 to 4 sequences over the first 6 steps",
     ):
         assert told in listener.notes
     with stop_at(2):

@@ -55,7 +55,7 @@ def test_a_run_measures_pairs_beside_both_models(run):
 def test_who_asks_it_for_masked_words_is_sent_to_the_generator(run, capsys):
     line = mistake(capsys, "fill", "a [MASK]", "--model", run)
     assert "cannot predict words" in line
-    assert f"say `model={run / 'model' / 'generator'}`, which made up the tokens" in line
+    assert f"--model {run / 'model' / 'generator'}, which made up the tokens" in line
 
 
 def test_the_generator_is_as_wide_and_has_half_of_the_layers(run):
@@ -104,7 +104,7 @@ def test_the_card_and_the_log_name_the_choices(run):
     assert "| pair accuracy |" in card and "| replaced recall |" in card
     notes = "\n".join(choices(tiny_recipe(*REPLACED)))
     assert "a generator of 0.5 of its layers sees 80% of the chosen tokens as the mask" in notes
-    assert loss in notes and "the loss of pairs is multiplied by 5: in BERT it is not" in notes
+    assert loss in notes and "the loss of pairs is multiplied by 5: BERT does not do this" in notes
 
 
 def test_it_is_continued_with_its_generator(run, store, tmp_path):
@@ -119,9 +119,11 @@ def test_it_is_continued_with_its_generator(run, store, tmp_path):
 
 def test_settings_that_do_not_fit_each_other_are_refused():
     electra = ("model.type=electra", "examples.objective=replaced", "replaced.generator_size=0.5")
-    with pytest.raises(UserError, match="electra has no head for examples.pairs"):
+    with pytest.raises(UserError, match="electra does not have a head for examples.pairs"):
         tiny_recipe(*electra, "examples.pairs=nsp")
-    with pytest.raises(UserError, match="modernbert has no sop head; choose nsp, full-sentences or another"):
+    with pytest.raises(
+        UserError, match="modernbert does not have a sop head; choose nsp, full-sentences or another"
+    ):
         heads_of(tiny_recipe(*REPLACED, "examples.pairs=sop"))
     with pytest.raises(UserError, match=r"examples.pair_weight applies only to examples.pairs = nsp"):
         tiny_recipe("examples.pairs=none", "examples.pair_weight=0.1")

@@ -201,7 +201,7 @@ def test_where_no_saved_state_is_whole_the_run_says_that_it_starts_again(finishe
     (step_folder(tmp_path / "run" / "checkpoints", 5) / "state.json").write_text("{}")
     listener = Listener()
     run_tiny(store, tmp_path / "run", listener=listener)
-    assert "no saved state is whole: the run starts again at step 0" in listener.notes
+    assert "all saved states are damaged: the run starts again at step 0" in listener.notes
     assert same(tmp_path / "run", finished)
 
 
@@ -273,7 +273,7 @@ def test_a_damaged_model_of_a_finished_run_is_made_again_from_its_last_state(fin
     place.write_bytes(whole[: len(whole) // 2] if file == "model.safetensors" else b"")
     listener = Listener()
     assert run_tiny(store, tmp_path / "run", listener=listener).state == "finished"
-    (note,) = [note for note in listener.notes if "is not as the run wrote it" in note]
+    (note,) = [note for note in listener.notes if "has changed since the run wrote it" in note]
     assert note.startswith(f"{place}: ") and place.read_bytes() == whole
     assert same(tmp_path / "run", finished)
     assert run_tiny(store, tmp_path / "run").state == "finished"
@@ -283,5 +283,5 @@ def test_a_damaged_model_without_any_state_is_named(store, tmp_path):
     run_tiny(store, tmp_path / "run", "run.steps=2")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "model" / "model.safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match=r"is not as the run wrote it.*no saved state is there"):
+    with pytest.raises(UserError, match=r"has changed since the run wrote it.*there is no saved state"):
         run_tiny(store, tmp_path / "run", "run.steps=2")

@@ -58,7 +58,7 @@ def test_after_several_skipped_steps_the_saved_weights_are_taken_again(recovered
     run, listener = recovered
     assert events(run) == [*((step, "not a number") for step in (6, 7, 8)), (8, "4")]
     assert "step 6 was skipped: its gradient is not a number" in listener.notes
-    assert "the weights of step 4 were loaded again; the data move on" in listener.notes
+    assert "the weights of step 4 were loaded again; the data continue" in listener.notes
     assert listener.lines[-1]["skipped"] == 3
     assert all(tensor.isfinite().all() for tensor in last_state(run).values())
 
@@ -80,14 +80,14 @@ def test_the_second_time_the_run_ends_with_the_remedy(store, tmp_path):
     with pytest.raises(UserError) as caught, break_at(5, 8):
         run_tiny(store, tmp_path / "run", *CAREFUL, "run.steps=20")
     message = caught.value.line()
-    assert "step 11: 6 steps in a row had no usable gradient" in message
+    assert "step 11: 6 steps in a row had an unusable gradient" in message
     assert "lower optim.peak_lr" in message
     assert not (tmp_path / "run" / "model").exists()
 
 
 def test_a_good_step_in_between_does_not_make_it_go_on_for_ever(store, tmp_path):
     # After the way back one step succeeds and the next one fails again, as with too high a learning rate.
-    with pytest.raises(UserError, match="step 12: 3 steps in a row had no usable gradient"), break_at(5, 9):
+    with pytest.raises(UserError, match="step 12: 3 steps in a row had an unusable gradient"), break_at(5, 9):
         run_tiny(store, tmp_path / "run", *CAREFUL, "run.steps=20", "run.save_every_steps=4")
 
 
@@ -98,13 +98,13 @@ def test_a_rate_that_explodes_before_anything_was_saved_is_reported(store, tmp_p
         "optim.schedule=constant",
         "run.rollback_after=2",
     )
-    with pytest.raises(UserError, match="2 steps in a row had no usable gradient"):
+    with pytest.raises(UserError, match="2 steps in a row had an unusable gradient"):
         run_tiny(store, tmp_path / "run", *exploding)
     assert events(tmp_path / "run") == [(2, "not a number")]
 
 
 def test_a_run_that_ends_with_broken_weights_writes_no_model(store, tmp_path):
-    message = "weights that are no numbers: encoder.embeddings.words.weight"
+    message = "weights that are not numbers: encoder.embeddings.words.weight"
     with pytest.raises(UserError, match=message), break_at(9):
         run_tiny(store, tmp_path / "run", *CAREFUL)
     assert not (tmp_path / "run" / "model").exists()

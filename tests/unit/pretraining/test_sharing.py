@@ -112,15 +112,15 @@ def test_layers_that_should_share_a_weight_and_do_not_are_a_clear_error(store, t
     weights = load_file(file)
     weights["albert.encoder.albert_layer_groups.0.albert_layers.0.attention.dense.bias"] += 1
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(UserError, match="attention.output.bias differs from the weight of another layer"):
+    with pytest.raises(UserError, match="attention.output.bias differs from another layer's weight"):
         read_model(file.parent)
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("model.sharing=ffn",), "model.sharing = ffn, but layers of model.type = bert share nothing"),
-        (("model.groups=2",), "model.groups = 2, but layers of model.type = bert share nothing"),
+        (("model.sharing=ffn",), "model.sharing = ffn, but model.type = bert does not share weights"),
+        (("model.groups=2",), "model.groups = 2, but model.type = bert does not share weights"),
         ((*ALBERT, "model.groups=5"), "model.groups = 5 is more than model.layers = 4"),
     ],
 )

@@ -57,7 +57,10 @@ def test_a_finished_run_says_how_to_train_on(store, tmp_path):
     with pytest.raises(UserError) as caught:
         run_tiny(store, tmp_path / "run", "run.steps=2")
     message = caught.value.line()
-    assert "the run there is finished" in message and "run.steps: 1 there, 2 now" in message
+    assert (
+        "its learning rate has decayed; continue from its model" in message
+        and "run.steps: 1 there, 2 now" in message
+    )
     assert f"`start.model={tmp_path / 'run' / 'model'}` and a new `out`" in message
     run_tiny(store, tmp_path / "longer", "run.steps=1", f"start.model={tmp_path / 'run' / 'model'}")
 
@@ -162,7 +165,7 @@ def warnings_of(store, folder, *settings: str) -> list[str]:
 
 def test_a_preset_that_cannot_learn_in_its_steps_names_auto(store, tmp_path):
     (told,) = warnings_of(store, tmp_path / "run", "name=bert-tiny", "run.steps=2")
-    assert "bert-tiny wants about 0.096 M tokens (1,000 steps of 96)" in told
+    assert "bert-tiny needs about 0.096 M tokens (1,000 steps of 96)" in told
     assert "about 0.00019 M fit into 2 steps" in told
     assert warnings_of(store, tmp_path / "own", "name=my-recipe", "run.steps=2") == []
 

@@ -78,15 +78,15 @@ def test_a_list_in_a_file_replaces_the_bases_list(file):
 def test_a_file_cannot_stand_on_another_file(file):
     file("", name="other.toml")
     line = refusal(file('base = "other.toml"\n'))
-    assert "mine.toml: base = 'other.toml' is no preset" in line and "presets are albert-base" in line
+    assert "mine.toml: base = 'other.toml' is not a preset" in line and "presets are albert-base" in line
 
 
 def test_a_base_that_is_no_text_is_rejected(file):
-    assert "base = ['bert-base'] is no preset" in refusal(file('base = ["bert-base"]\n'))
+    assert "base = ['bert-base'] is not a preset" in refusal(file('base = ["bert-base"]\n'))
 
 
 def test_a_misspelt_preset_is_answered_with_the_nearest():
-    assert refusal("bert-bse") == "bert-bse: is neither a preset nor a file; did you mean bert-base?"
+    assert refusal("bert-bse") == "bert-bse: is not a preset or a file; did you mean bert-base?"
     assert "presets are albert-base, " in refusal("nowhere/x.toml")
 
 
@@ -218,17 +218,17 @@ def test_settings_list_every_key_with_value_and_description():
         (
             "masking.levels=['token', 'entity']",
             'masking.levels[0] = "token" is invalid; '
-            'it should be a table such as { unit = "token", fraction = 0.5 }',
+            'it should be a table, for example { unit = "token", fraction = 0.5 }',
         ),
         (
             "masking.levels=token",
             'masking.levels = "token" is invalid; '
-            'it should be a list such as [{ unit = "token", fraction = 0.5 }, ...]',
+            'it should be a list, for example [{ unit = "token", fraction = 0.5 }, ...]',
         ),
         (
             "examples.stages.0.length=9",
             'examples.stages = {"0": {"length": 9}} is invalid; '
-            "it should be a list such as [{ fraction = 0.9, length = 128, predictions = 20 }, ...]",
+            "it should be a list, for example [{ fraction = 0.9, length = 128, predictions = 20 }, ...]",
         ),
         (
             "examples.stages=[{fraction=1, lenght=9, predictions=2}]",
@@ -272,7 +272,7 @@ def test_a_rule_between_keys_names_every_place_that_broke_it(file):
 
 def test_a_rule_between_keys_says_what_to_do():
     line = refusal("bert-base", ["model.type=roberta"])
-    rule = "model.type = roberta has no head for examples.pairs = nsp or sop"
+    rule = "model.type = roberta does not have a head for examples.pairs = nsp or sop"
     assert line == f"settings: {rule}; set examples.pairs to full-sentences, doc-sentences or none"
 
 
@@ -285,12 +285,12 @@ def test_a_rule_between_keys_says_what_to_do():
         ),
         (
             ["run.average_decay=0.9"],
-            "run.average_decay is of an average, and run.average_from = off asks for",
+            "run.average_decay applies to an average, but run.average_from is off",
         ),
         (["optim.decay_from=0.7"], "optim.decay_from applies only to optim.schedule = wsd, not google"),
         (
             ["optim.schedule=wsd", "optim.warmup_fraction=0.6"],
-            "optim.decay_from = 0.5 lies in the warm-up, which takes 0.6 of the run",
+            "optim.decay_from = 0.5 is within the warm-up, which takes 0.6 of the run",
         ),
     ],
 )
@@ -300,7 +300,7 @@ def test_a_setting_of_an_optimiser_schedule_or_average_that_is_not_taken_is_reje
 
 def test_a_rule_that_names_no_written_key_tells_the_last_place_written():
     line = refusal("bert-base", ["examples.objective=left-to-right"])
-    assert line.startswith("settings: a one-sided objective has no sentence pairs")
+    assert line.startswith("settings: a one-sided objective does not support sentence pairs")
     assert "`examples.pairs=none`" in line
 
 

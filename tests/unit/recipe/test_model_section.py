@@ -24,7 +24,7 @@ def test_a_part_of_modernbert_is_rejected_elsewhere(name, setting, shown):
     with pytest.raises(UserError) as caught:
         load_recipe(name, [setting])
     kind = name.partition("-")[0]
-    assert f"{shown} is a part that model.type = {kind} has not" in caught.value.line()
+    assert f"{shown} is not supported by model.type = {kind}" in caught.value.line()
     assert "set model.type to modernbert" in caught.value.line()
 
 
@@ -35,7 +35,7 @@ def test_which_layers_are_global():
     assert layers() == (0, 3, 6, 9, 12, 15, 18, 21)
     assert layers("model.global_layers=1") == tuple(range(22))
     assert layers("model.global_layers=[3, 21]") == (3, 21)
-    with pytest.raises(UserError, match="names 22, and the last of model.layers = 22 layers is 21"):
+    with pytest.raises(UserError, match="names 22, but the last of model.layers = 22 layers is 21"):
         layers("model.global_layers=[0, 22]")
 
 

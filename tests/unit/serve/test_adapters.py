@@ -105,7 +105,7 @@ def test_adapters_can_be_served_over_another_place_of_their_base(folders, tmp_pa
     for name in TASKS:
         shutil.copytree(folders[name], tmp_path / name)  # "../base" is nothing there
     models = {name: tmp_path / name for name in TASKS}
-    with pytest.raises(UserError, match="--base FOLDER"):
+    with pytest.raises(UserError, match="`base=FOLDER`"):
         Application(ServerConfig(models, device="cpu", precision="fp32"))
     moved = application_of(models, base=folders["base"])
     beside = application_of({name: folders[name] for name in TASKS})
@@ -115,5 +115,5 @@ def test_adapters_can_be_served_over_another_place_of_their_base(folders, tmp_pa
 
 
 def test_a_base_without_adapters_is_refused(folders):
-    with pytest.raises(UserError, match="^--base: no model is an adapter; leave it out"):
+    with pytest.raises(UserError, match="^--base: none of the models is an adapter; remove it"):
         Application(ServerConfig({"base": folders["base"]}, device="cpu", base=folders["base"]))

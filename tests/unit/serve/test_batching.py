@@ -223,7 +223,7 @@ def test_what_cannot_be_computed_in_time_is_rejected_when_it_comes(texts, status
     (found, message), asked = run(say, limits=Limits(batch_tokens=10, queue_tokens=1000, request_seconds=6))
     assert found == status
     assert len(asked) == (0 if status else texts)
-    assert not status or "70 tokens are left of the request; this server computes 54 in its time" in message
+    assert not status or "70 more tokens; this server computes 54 in its time" in message
 
 
 def test_the_time_that_a_long_request_has_had_is_no_more_left_to_it():
@@ -231,7 +231,7 @@ def test_the_time_that_a_long_request_has_had_is_no_more_left_to_it():
         know_speed(queue, 100.0)
         await queue.check_in_time(500, since=time.monotonic())
         await queue.check_in_time(200, since=time.monotonic() - 5)
-        with pytest.raises(ApiError, match="500 tokens are left of the request"):
+        with pytest.raises(ApiError, match="the request has 500 more tokens"):
             await queue.check_in_time(500, since=time.monotonic() - 5)
 
     run(say, limits=Limits(request_seconds=10))
@@ -299,7 +299,7 @@ def test_a_request_that_could_never_be_taken_is_too_large():
     async def say(queue):
         await queue.predict(ONE, [1] * 5, [10] * 5)
 
-    with pytest.raises(ApiError, match="has 50 tokens; this server takes 40") as told:
+    with pytest.raises(ApiError, match="has 50 tokens; this server accepts 40") as told:
         run(say)
     assert told.value.status == 413
 

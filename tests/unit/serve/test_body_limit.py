@@ -137,7 +137,7 @@ def test_a_body_as_long_as_one_may_be_always_has_room_by_itself():
 def test_64_mebibytes_of_a_body_that_is_too_long_are_taken_in_and_then_no_more():
     for sent, taken in ((64, 64), (80, 65)):
         sender = Sender(*[MEBIBYTE] * sent)
-        with pytest.raises(ApiError, match="takes 100 bytes"):
+        with pytest.raises(ApiError, match="accepts 100 bytes"):
             asyncio.run(read(limit_of(LIMITS), sender))
         assert sender.taken == taken
 
@@ -145,7 +145,7 @@ def test_64_mebibytes_of_a_body_that_is_too_long_are_taken_in_and_then_no_more()
 def test_a_body_that_is_said_to_be_longer_than_that_is_not_taken_in_at_all():
     for announced, taken in ((64 * 2**20, 1), (64 * 2**20 + 1, 0)):
         sender = Sender(MEBIBYTE)
-        with pytest.raises(ApiError, match="takes 100 bytes"):
+        with pytest.raises(ApiError, match="accepts 100 bytes"):
             asyncio.run(read(limit_of(LIMITS), sender, **{"content-length": str(announced)}))
         assert sender.taken == taken
 

@@ -5,13 +5,14 @@ import math
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
 import bertsmith
 from bertsmith.packed import pack
+from tests.lazily import Lazily
 from tests.unit.serve.serving import application_of, error_of, get, post
 
+openai = Lazily("openai")
 TEXTS = ["the warm sun", "my dog runs in the rain", "tea"]
 
 
@@ -109,7 +110,7 @@ def test_the_openai_client_lists_models(client, folders):
 def test_the_openai_client_is_shown_a_model(client, folders):
     listed = {model.id: model for model in client.models.list()}
     assert client.models.retrieve("mood") == listed["mood"]
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+    with pytest.raises(openai.NotFoundError, match="this server does not have a model 'gpt'"):
         client.models.retrieve("gpt")
 
 
@@ -125,7 +126,7 @@ def test_the_names_that_are_asked_for_are_one_route_in_the_counts(application):
 
 
 def test_the_openai_client_understands_our_failures(client):
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+    with pytest.raises(openai.NotFoundError, match="this server does not have a model 'gpt'"):
         client.embeddings.create(model="gpt", input="tea")
     with pytest.raises(openai.UnprocessableEntityError, match="input: is empty"):
         client.embeddings.create(model="toy", input=" ")
@@ -177,13 +178,13 @@ def test_embed_cuts_long_texts_only_where_that_is_asked_for(tei, toy, applicatio
     found = tei("/embed", inputs=long, truncate=True)
     assert np.allclose(found, unit(toy.embed([long], truncate=True)), atol=1e-5)
     told = error_of(post(application, "/embed", {"inputs": ["tea", long]}))
-    assert "inputs[1]: has 502 tokens but the model toy takes 128" in told
+    assert "inputs[1]: has 502 tokens, but the model toy takes 128" in told
 
 
 def test_embed_rejects_a_prompt_that_the_model_has_not(application):
     reply = post(application, "/embed", {"inputs": "tea", "prompt_name": "query"})
     assert reply.status_code == 422
-    assert "prompt_name: the model toy has no such prompt; it has none" in error_of(reply)
+    assert "prompt_name: the model toy does not have this prompt; it has none" in error_of(reply)
 
 
 def test_predict_gives_every_class_the_best_first(tei, folders):

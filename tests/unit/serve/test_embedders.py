@@ -75,13 +75,13 @@ def test_a_prompt_is_chosen_by_its_name(served, embedder):
     body = {"inputs": TEXTS, "normalize": False, "prompt_name": "passage"}
     assert np.allclose(post(served, "/embed", body).json(), raw(embedder, TEXTS, "it is "), atol=1e-5)
     reply = post(served, "/embed", {**body, "prompt_name": "other"})
-    said = "prompt_name: the model embedder has no such prompt; it has query, passage"
+    said = "prompt_name: the model embedder does not have this prompt; it has query, passage"
     assert (reply.status_code, error_of(reply)) == (422, said)
 
 
 def test_the_folder_says_how_long_a_text_may_be(served):
     told = error_of(post(served, "/embed", {"inputs": "cat " * 20}))
-    assert "inputs: has 24 tokens but the model embedder takes 16" in told
+    assert "inputs: has 24 tokens, but the model embedder takes 16" in told
 
 
 def test_an_empty_text_is_one_with_a_prompt_too(served, embedder):
@@ -109,7 +109,7 @@ def test_an_empty_text_is_one_with_a_prompt_too(served, embedder):
 def test_a_server_cuts_long_texts_for_clients_that_cannot_ask_for_it(path, body, folders):
     chosen = {name: folders[name] for name in ("toy", "mood")}
     told = post(application_of(chosen), path, body)
-    assert told.status_code == 422 and "tokens but the model" in error_of(told)
+    assert told.status_code == 422 and "tokens, but the model" in error_of(told)
     cut = post(application_of(chosen, truncates=True), path, body)
     assert cut.status_code == 200
 

@@ -106,7 +106,7 @@ def test_more_values_than_any_request_has_are_rejected_before_they_are_parsed(it
     reply = talk(application, lambda client: client.post("/v1/embeddings", content=body, headers=head))
     assert (reply.status_code, error_of(reply)) == (
         413,
-        "the body holds more than 150000 values or 10000 fields; send fewer texts at a time",
+        "the body contains more than 150000 values or 10000 fields; send fewer texts at a time",
     )
     assert time.process_time() - begin < 0.3
 

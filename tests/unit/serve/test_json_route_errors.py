@@ -33,8 +33,8 @@ IDS = "whole numbers of at least 0"
     [
         (FillRequest, None, "the body: expected a JSON object with text, got null"),
         (AnswerRequest, [1], "the body: expected a JSON object with question and passage, got a list of 1"),
-        (FillRequest, {"txt": "a"}, "txt: there is no such field; there are model, text and top"),
-        (FillRequest, {"x" * 500: 1}, f"{'x' * 60}: there is no such field; there are model, text and top"),
+        (FillRequest, {"txt": "a"}, "txt: unknown field; the fields are model, text and top"),
+        (FillRequest, {"x" * 500: 1}, f"{'x' * 60}: unknown field; the fields are model, text and top"),
         (FillRequest, {"top": 1}, "text: is missing; expected a string"),
         (FillRequest, {"text": "a", "top": 101}, "top: expected a whole number from 1 to 100"),
         (
@@ -100,7 +100,7 @@ def test_a_word_that_is_none_of_a_few_is_reported_which_there_are():
 def test_an_error_that_the_schema_does_not_show_is_told_by_its_place():
     with pytest.raises(ValidationError) as caught:
         EmbedRequest.model_validate({"inputs": "a", "prompt_name": ["secret"]})
-    assert validator_message(caught.value) == "prompt_name: is nothing that can be read here"
+    assert validator_message(caught.value) == "prompt_name: is not valid"
 
 
 values = st.recursive(

@@ -62,12 +62,12 @@ def test_without_each_word_an_answer_loses_what_it_rests_on(application):
 @pytest.mark.parametrize(
     ("route", "body", "message"),
     [
-        ("/look/head", {"first": "a cat", "layer": 9}, "there is no layer 9"),
-        ("/look/head-steps", {"first": "a cat", "layer": 0, "head": 0, "token": 50}, "there is no token 50"),
-        ("/look/embedding", {"first": "a cat", "token": 50}, "there is no token 50"),
-        ("/look/guesses", {"text": "no mask"}, "has no [MASK]"),
+        ("/look/head", {"first": "a cat", "layer": 9}, "layer 9"),
+        ("/look/head-steps", {"first": "a cat", "layer": 0, "head": 0, "token": 50}, "token 50"),
+        ("/look/embedding", {"first": "a cat", "token": 50}, "token 50"),
+        ("/look/guesses", {"text": "no mask"}, "lacks a [MASK]"),
         ("/look/guesses", {"text": "[MASK] cat " * 70}, "takes 128"),
-        ("/look/similarity", {"texts": ["cat " * 100] * 50}, "takes 4096"),
+        ("/look/similarity", {"texts": ["cat " * 100] * 50}, "supports 4096"),
         ("/look/similarity", {"texts": ["c" * 40_000] * 2}, "80000 characters are too many"),
         ("/look/senses", {"word": "c", "sentences": ["c" * 40_000] * 2}, "80000 characters are too many"),
         ("/look/words", {"first": "cat " * 200, "model": "mood"}, "200 words are too many"),

@@ -40,28 +40,28 @@ def test_a_harmless_request_id_comes_back_and_any_other_is_replaced(application)
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/fill", {"text": "no mask"}, 422, "text: has no [MASK]"),
+        ("/fill", {"text": "no mask"}, 422, "text: lacks a [MASK]"),
         ("/fill", {"text": "[MASK]", "top": "5"}, 422, "top: expected a whole number from 1 to 100, got "),
         ("/fill", {"text": "[MASK]", "top": 0}, 422, "top: expected a whole number from 1 to 100"),
-        ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: there is no such field; there are model, text"),
+        ("/fill", {"text": "[MASK]", "tpo": 5}, 422, "tpo: unknown field; the fields are model, text"),
         ("/fill", {}, 422, "text: is missing; expected a string"),
         ("/fill", [], 422, "the body: expected a JSON object with text, got an empty list"),
         ("/fill", {"text": "[MASK]", "model": "mood"}, 422, "the model mood cannot predict words; it can "),
-        ("/fill", {"text": "[MASK]", "model": "x\ny"}, 404, "there is no model 'x\\ny' here"),
-        ("/fill", {"text": "[MASK]", "model": "x" * 5000}, 404, "x' here; GET /models lists those there are"),
+        ("/fill", {"text": "[MASK]", "model": "x\ny"}, 404, "this server does not have a model 'x\\ny'"),
+        ("/fill", {"text": "[MASK]", "model": "x" * 5000}, 404, "x'; GET /models lists its models"),
         ("/classify", {"texts": []}, 422, "texts: expected a list of strings or lists of 2"),
         ("/classify", {"texts": ["cat", " \t"]}, 422, "texts[1]: is empty"),
-        ("/classify", {"texts": ["\u200b\u0007"]}, 422, "texts[0]: has no token that the model can read"),
-        ("/classify", {"texts": ["cat " * 100]}, 422, "texts[0]: has 102 tokens but the model mood takes 64"),
-        ("/classify", {"texts": ["cat"], "model": "alike"}, 422, "texts[0]: the model alike takes pairs"),
-        ("/classify", {"texts": ["a \ud800"]}, 422, "texts[0]: holds half a character"),
-        ("/fill", {"text": "[MASK] \udfff"}, 422, "text: holds half a character"),
-        ("/fill", {"text": "[MASK]", "\ud800": 1}, 422, "?: there is no such field"),
+        ("/classify", {"texts": ["\u200b\u0007"]}, 422, "texts[0]: does not have a token"),
+        ("/classify", {"texts": ["cat " * 100]}, 422, "has 102 tokens, but the model mood takes 64"),
+        ("/classify", {"texts": ["cat"], "model": "alike"}, 422, "the model alike supports only pairs"),
+        ("/classify", {"texts": ["a \ud800"]}, 422, "texts[0]: contains half a character"),
+        ("/fill", {"text": "[MASK] \udfff"}, 422, "text: contains half a character"),
+        ("/fill", {"text": "[MASK]", "\ud800": 1}, 422, "?: unknown field"),
         ("/compare", {"texts": ["cat"]}, 422, "texts: expected a list of 2 or more strings, got a list of 1"),
-        ("/classify", {"texts": ["cat"] * 300}, 413, "300 texts in one request; this server takes 256"),
-        ("/tag", {"texts": ["x" * 60_000]}, 413, "texts[0]: has 60000 characters; this server takes 50000"),
-        ("/nowhere", {}, 404, "there is no such path here; there are POST /fill, /next, "),
-        ("/health", {}, 405, "this path takes GET"),
+        ("/classify", {"texts": ["cat"] * 300}, 413, "300 texts in one request; this server accepts 256"),
+        ("/tag", {"texts": ["x" * 60_000]}, 413, "texts[0]: has 60000 characters; this server accepts 50000"),
+        ("/nowhere", {}, 404, "this path does not exist; the paths are POST /fill, /next, "),
+        ("/health", {}, 405, "this path supports GET"),
     ],
 )  # fmt: skip
 def test_every_mistake_is_reported_in_one_line(path, body, status, message, application):
@@ -95,14 +95,14 @@ def test_every_mistake_is_reported_in_one_line(path, body, status, message, appl
     ],
 )
 def test_an_empty_text_is_called_by_its_field(path, body, field, application):
-    assert error_of(post(application, path, body)) == f"{field}: is empty; give it some words"
+    assert error_of(post(application, path, body)) == f"{field}: is empty; write some words"
 
 
 def test_what_a_model_complains_of_is_called_by_its_field(application):
     told = error_of(post(application, "/next", {"first": "a", "second": "\u200b"}))
-    assert told.startswith("first with second: has no token")
+    assert told.startswith("first with second: does not have a token")
     told = error_of(post(application, "/look/senses", {"word": "a", "sentences": ["a", "\u200b"]}))
-    assert told.startswith("sentences[1]: has no token")
+    assert told.startswith("sentences[1]: does not have a token")
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_what_a_model_complains_of_is_called_by_its_field(application):
 )
 def test_what_the_model_takes_instead_is_reported_in_words_of_the_request(path, body, application):
     told = error_of(post(application, path, {**body, "model": "alike"}))
-    assert told.endswith(": the model alike takes pairs; send [first, second]")
+    assert told.endswith(": the model alike supports only pairs; send [first, second]")
 
 
 def test_a_path_that_takes_another_method_names_it(application):
     reply = get(application, "/fill")
     assert (reply.status_code, reply.headers["allow"]) == (405, "POST")
-    assert error_of(reply) == "this path takes POST"
+    assert error_of(reply) == "this path supports POST only"
 
 
 @pytest.mark.parametrize("path", ["/", "/health", "/ready", "/models", "/page/app.js"])
@@ -145,14 +145,14 @@ def test_what_there_is_instead_of_a_path_that_is_not_is_said_whole(application):
 def test_what_no_model_can_do_is_reported(folders):
     reply = post(mood_of(folders), "/answer", {"question": "who?", "passage": "me"})
     assert reply.status_code == 422
-    assert "no model here can answer questions; " in error_of(reply)
+    assert "no model of this server can answer questions; " in error_of(reply)
 
 
 def test_what_a_model_can_do_instead_is_reported_in_words(folders):
     body = {"question": "who?", "passage": "me", "model": "toy"}
     told = error_of(post(application_of({"toy": folders["toy"]}), "/answer", body))
     assert told == (
-        "the model toy cannot answer questions; it can predict words, say whether one sentence follows "
+        "the model toy cannot answer questions; it can predict words, judge whether one sentence follows "
         "another, embed texts, show its inside"
     )
 
@@ -168,7 +168,7 @@ def test_a_fault_of_ours_is_reported_without_its_inside(folders, caplog):
     with caplog.at_level(logging.INFO, "bertsmith.serve"):
         reply = post(application, "/classify", TEXT)
     assert reply.status_code == 500
-    assert error_of(reply) == "something went wrong here; the log has it under this request id"
+    assert error_of(reply) == "the server failed; its log has the details under this request id"
     failure, request = caplog.records
     assert failure.fields["failure"] == "ZeroDivisionError"
     assert failure.fields["request_id"] == request.fields["request_id"] == reply.headers["x-request-id"]
@@ -276,7 +276,7 @@ def test_no_other_site_may_ask_unless_it_is_named(folders):
 
 
 def test_all_sites_without_a_key_are_rejected_at_the_start(folders):
-    with pytest.raises(UserError, match="every web site could ask"):
+    with pytest.raises(UserError, match="every web site could use"):
         ServerConfig(models=folders, allow_origins=("*",))
     assert ServerConfig(models=folders, allow_origins=("*",), api_key="k")
     assert "'k'" not in repr(ServerConfig(models=folders, api_key="k"))
@@ -296,7 +296,7 @@ def test_a_body_that_is_too_large_is_rejected_whether_it_says_so_or_not(size, fo
     for content in (b"x" * size, parts()):
         reply = talk(application, lambda client, content=content: client.post("/classify", content=content))
         assert (reply.status_code, reply.headers["connection"]) == (413, "close")
-        assert "this server takes 1000 bytes" in error_of(reply)
+        assert "this server accepts 1000 bytes" in error_of(reply)
 
 
 def test_a_body_that_comes_too_slowly_is_rejected(folders):
@@ -384,9 +384,9 @@ def test_a_folder_that_goes_missing_is_reported_and_may_come_back(folders, tmp_p
 
 
 def test_a_wrong_folder_is_reported_at_the_start(folders, tmp_path):
-    with pytest.raises(UserError, match="there is no such folder"):
+    with pytest.raises(UserError, match="this folder does not exist"):
         application_of({"toy": tmp_path / "nothing"})
-    with pytest.raises(UserError, match="there is no model to serve"):
+    with pytest.raises(UserError, match="there are no models to serve"):
         ServerConfig(models={})
 
 

@@ -188,7 +188,7 @@ def ends_as(keeper, monkeypatch, *endings):
 
 
 def test_the_first_http_process_that_takes_no_request_ends_the_server(keeper, monkeypatch):
-    with pytest.raises(UserError, match=r"before it took requests \(exit status 1\)"):
+    with pytest.raises(UserError, match=r"before it accepted requests \(exit status 1\)"):
         ends_as(keeper, monkeypatch, (False, "exit status 1"), (True, "exit status 0"))
 
 

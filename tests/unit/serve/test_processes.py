@@ -143,7 +143,7 @@ def test_a_fault_is_logged_under_the_id_of_its_request(mood, caplog):
     with caplog.at_level(logging.INFO, "bertsmith.serve"):
         reply = in_processes(mood, say)
     assert reply.status_code == 500
-    assert "something went wrong here" in error_of(reply)
+    assert "the server failed" in error_of(reply)
     failure, request = caplog.records
     assert failure.fields["failure"] == "ZeroDivisionError"
     assert failure.fields["places"]

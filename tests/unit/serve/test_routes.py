@@ -119,9 +119,13 @@ def test_texts_go_to_the_first_model_that_takes_their_form(one_form, order, text
         (
             "single",
             ["the sun", "the snow"],
-            "no model here classifies pairs of texts; bertsmith finetune mrpc",
+            "no model of this server classifies pairs of texts; bertsmith finetune mrpc",
         ),
-        ("pairs", "the sun", "no model here classifies single texts; bertsmith finetune sst2 makes one"),
+        (
+            "pairs",
+            "the sun",
+            "no model of this server classifies single texts; bertsmith finetune sst2 makes one",
+        ),
     ],
 )
 def test_a_form_that_no_model_takes_is_reported(one_form, there, text, message):
@@ -133,7 +137,7 @@ def test_a_form_that_no_model_takes_is_reported(one_form, there, text, message):
 def test_a_model_that_is_named_answers_for_itself(one_form):
     body = {"texts": [["the sun", "the snow"]], "model": "single"}
     reply = post(application_of(one_form), "/classify", body)
-    assert error_of(reply) == "texts[0]: the model single takes single texts; send one string"
+    assert error_of(reply) == "texts[0]: the model single supports only single texts; send one string"
 
 
 def test_words_are_tagged_and_make_up_entities(application, folders):
@@ -251,10 +255,10 @@ def test_a_word_has_its_senses(application, folders):
     ("word", "sentences", "message"),
     [
         (" ", ["a cat"], "word: is empty"),
-        ("dog", ["a cat"], "no sentence holds 'dog'"),
-        ("a", ["a " * 40, "a " * 40], "stands 80 times"),
-        ("a" * 101, ["a cat"], "word: has 101 characters; at most 100 are looked for"),
-        ("cat", ["a cat " * 40] * 60, "4920 tokens are too many for this view, which takes 4096"),
+        ("dog", ["a cat"], "none of the sentences contains 'dog'"),
+        ("a", ["a " * 40, "a " * 40], "occurs 80 times"),
+        ("a" * 101, ["a cat"], "word: has 101 characters; at most 100 are supported"),
+        ("cat", ["a cat " * 40] * 60, "4920 tokens are too many for this view; it supports 4096"),
     ],
 )
 def test_a_word_without_senses_is_reported(word, sentences, message, application):

@@ -194,25 +194,28 @@ def test_a_server_waits_for_accepted_requests_but_only_so_long(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--model", "toy"), "toy: there is no such folder"),
+        (("--model", "toy"), "toy: this folder does not exist"),
         (("--model", "a="), "--model: is 'a='; write NAME=FOLDER"),
         (("--model", ""), "--model: is ''; write NAME=FOLDER"),
-        (("--model", "=toy"), "--model =toy: '' is no name for a model; write NAME=FOLDER"),
-        (("--model", "runs/my model"), "'my model' is no name for a model; write NAME=FOLDER, such as"),
-        (("--model", "a=x", "--model", "a=y"), "two models are called a; give one of them another"),
-        (("--model", "x/a", "--model", "y/a/"), "two models are called a; give one of them another: --model"),
-        (("--model", "a=/nowhere"), "/nowhere: there is no such folder"),
+        (("--model", "=toy"), "--model =toy: '' is not a valid model name; write NAME=FOLDER"),
+        (
+            ("--model", "runs/my model"),
+            "'my model' is not a valid model name; write NAME=FOLDER, for example",
+        ),
+        (("--model", "a=x", "--model", "a=y"), "two models have the name a; rename one"),
+        (("--model", "x/a", "--model", "y/a/"), "two models have the name a; rename one: --model"),
+        (("--model", "a=/nowhere"), "/nowhere: this folder does not exist"),
         (("--http-processes", "0"), "--http-processes': Input should be greater than or equal to 1"),
         (("--http-processes", "1000"), "--http-processes': Input should be less than or equal to 128"),
-        (("--allow-host", "a:8000"), "--allow-host a:8000: is no name of a host; write the name alone"),
-        (("--allow-origin", "*"), "every web site could ask"),
-        (("--allow-origin", "null"), "--allow-origin null: every web site could ask"),
+        (("--allow-host", "a:8000"), "--allow-host a:8000: is not a host name; write only the name"),
+        (("--allow-origin", "*"), "every web site could use"),
+        (("--allow-origin", "null"), "--allow-origin null: every web site could use"),
         (
             ("--allow-origin", "foo"),
-            "--allow-origin foo: no browser names a site like this; write scheme and",
+            "--allow-origin foo: is not an origin as browsers send it; write only scheme and",
         ),
-        (("--allow-origin", "https://a.example/"), "no browser names a site like this"),
-        (("--allow-origin", "https://A.example"), "no browser names a site like this"),
+        (("--allow-origin", "https://a.example/"), "is not an origin as browsers send it"),
+        (("--allow-origin", "https://A.example"), "is not an origin as browsers send it"),
     ],
 )
 def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
@@ -222,10 +225,10 @@ def test_mistakes_of_the_operator_are_one_line(words, message, capsys):
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ("", "the key is blank; give a key, or unset it to serve anyone"),
+        ("", "the key is blank; give a key, or unset it to serve everyone"),
         (" \n", "the key is blank"),
-        ("a\nb", "no HTTP header can carry this key; remove its line breaks"),
-        ("a\udcff", "no HTTP header can carry this key"),  # a byte that is not UTF-8
+        ("a\nb", "an HTTP header cannot contain this key; remove its line breaks"),
+        ("a\udcff", "an HTTP header cannot contain this key"),  # a byte that is not UTF-8
     ],
 )
 def test_a_key_that_nobody_can_send_ends_the_command(key, message, capsys, monkeypatch):
@@ -297,7 +300,7 @@ def test_a_model_without_a_name_is_called_as_its_folder(tmp_path, monkeypatch):
         "run": Path(),
         "ner": Path("/home/me/ner"),
     }
-    with pytest.raises(UserError, match="'lr=3' is no name for a model"):
+    with pytest.raises(UserError, match="'lr=3' is not a valid model name"):
         named_folders([str(tmp_path / "run" / "lr=3")])
 
 

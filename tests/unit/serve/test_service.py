@@ -93,7 +93,7 @@ def test_a_ranking_of_too_many_tokens_is_rejected_by_its_first_pairs(folders, mo
     monkeypatch.setattr(Reader, "pairs", pairs)
     reply = post(application, "/rerank", {"query": "cat " * 1000, "texts": ["a dog"] * 200, "truncate": True})
     assert reply.status_code == 413
-    assert error_of(reply).endswith("tokens; this server takes 2000")
+    assert error_of(reply).endswith("tokens; this server accepts 2000")
     assert 0 < len(made) < 10
 
 
@@ -121,7 +121,7 @@ def test_the_rest_of_a_request_that_could_not_be_computed_in_time_is_not_read(fo
         application, "/tag", {"texts": ["cat " * 400] * 100}
     )  # the first chunk alone would be in time
     assert reply.status_code == 413
-    assert "tokens are left of the request; this server computes" in error_of(reply)
+    assert "more tokens; this server computes" in error_of(reply)
     assert len(read) <= 10
 
 
@@ -169,7 +169,7 @@ def test_what_a_model_cannot_read_in_a_later_chunk_is_called_by_its_place_in_the
     application = application_of({"names": folders["names"]})
     reply = post(application, "/tag", {"texts": [*["cat " * 200] * 30, "tea", "\u200b"]})
     assert reply.status_code == 422
-    assert error_of(reply).startswith("texts[31]: has no token that the model can read")
+    assert error_of(reply).startswith("texts[31]: does not have a token that the model can read")
 
 
 @pytest.fixture(scope="module")

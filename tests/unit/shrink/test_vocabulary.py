@@ -70,7 +70,7 @@ def test_the_command_writes_a_model_that_fills_as_before(model, tmp_path, capsys
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "small")
     assert theirs("warm tea")["input_ids"] == Tokenizer.load(tmp_path / "small").encode("warm tea").ids
     assert transformers.AutoModel.from_pretrained(tmp_path / "small").config.vocab_size == facts["pieces"][1]
-    assert "is there already" in mistake(capsys, *words)
+    assert "already exists" in mistake(capsys, *words)
 
 
 def test_an_export_for_transformers_says_what_was_filled(model, tmp_path, capsys):
@@ -91,7 +91,7 @@ def test_an_export_for_transformers_says_what_was_filled(model, tmp_path, capsys
     out = tmp_path / "other"
     plain = json.loads(bertsmith(capsys, "export", "--model", model, "--transformers", out, "--json").out)
     assert plain["notes"] == []
-    assert "is there already" in mistake(capsys, *words)
+    assert "already exists" in mistake(capsys, *words)
     assert "give one of the two" in mistake(capsys, "export", "--model", model)
     both = ("--onnx", tmp_path / "o", "--transformers", tmp_path / "t")
     assert "give one of the two" in mistake(capsys, "export", "--model", model, *both)

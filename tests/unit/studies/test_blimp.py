@@ -133,13 +133,17 @@ def test_the_command_prints_and_writes_the_table_with_published_rows(frequencies
 
 def test_a_folder_that_is_none_of_blimp_is_one_line(frequencies, data, tmp_path, capsys):
     for folder in (tmp_path / "none", frequencies):
-        assert "has no .jsonl files" in mistake(capsys, "blimp", "--model", frequencies, "--data", folder)
+        assert "does not contain .jsonl files" in mistake(
+            capsys, "blimp", "--model", frequencies, "--data", folder
+        )
     (data / "order.jsonl").write_text(
         '{"sentence_good": "a", "sentence_bad": " ", "linguistics_term": "b", "UID": "c"}\n'
     )
     assert "order.jsonl:1: " in mistake(capsys, "blimp", "--model", frequencies, "--data", data)
     (data / "order.jsonl").write_text("")
-    assert "order.jsonl: holds no pair" in mistake(capsys, "blimp", "--model", frequencies, "--data", data)
+    assert "order.jsonl: does not contain a pair" in mistake(
+        capsys, "blimp", "--model", frequencies, "--data", data
+    )
     (data / "order.jsonl").unlink()
     long = {"sentence_good": "a", "sentence_bad": "tea " * 200, "linguistics_term": "b", "UID": "c"}
     (data / "words.jsonl").write_text(json.dumps(long))

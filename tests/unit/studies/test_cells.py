@@ -27,7 +27,7 @@ from tests.unit.studies.tiny_losses import (
 )
 from tests.unit.studies.toy_stage import stage
 
-RAISE = "raise COMPUTES of it and run tests/unit/studies/tiny_losses.py, or take the change back"
+RAISE = "raise COMPUTES of it and run tests/unit/studies/tiny_losses.py, or undo the change"
 
 
 def pretraining(*settings: str, data: str = "0") -> Stage:
@@ -119,7 +119,7 @@ def test_every_answer_that_decides_is_given_before_the_first_step():
 
 
 def test_a_run_that_wants_a_gpu_which_the_study_has_not_is_told_before_it_begins():
-    with pytest.raises(UserError, match="run.device: cuda, and the study has no GPU"):
+    with pytest.raises(UserError, match="run.device: cuda, but the study does not have a GPU"):
         answered(load_recipe("bert-tiny", ["run.device=cuda"]), device="cpu")
 
 

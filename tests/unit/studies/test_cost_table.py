@@ -68,7 +68,7 @@ def test_a_table_of_several_models_is_measured_once(place, tmp_path, capsys, mea
     assert told.code == 0, told.err
     assert [name for name, _ in measuring] == ["sst2", "merged"]
     assert told.out.strip() == (out / "cost.txt").read_text().strip()
-    assert "what models cost on the CPU" in told.out and "128 tokens" in told.out
+    assert "cost of models on the CPU" in told.out and "128 tokens" in told.out
     again = bertsmith(capsys, *words, "--json")
     assert len(measuring) == 2  # what was measured stays
     found = json.loads(again.out)
@@ -179,7 +179,7 @@ def test_models_of_another_task_are_refused_before_anything_is_measured(
     one = place / "merged"
     assert "was fine-tuned for sst2" in mistake(capsys, "cost", "--model", one, "--task", "mrpc", *rest)
     told = mistake(capsys, "cost", "--model", one, model, "--task", "sst2", *rest)
-    assert "was not fine-tuned here" in told
+    assert "was not fine-tuned by bertsmith" in told
     assert not measuring and not (tmp_path / "cost").exists()
 
 

@@ -73,7 +73,7 @@ def test_only_the_tasks_that_are_asked_for_are_run(request_of_two):
     table = glue(replace(request_of_two, tasks=("RTE",)), Notebook())
     assert "CoLA" in table.missing and "SST-2" not in table.missing  # there, but not asked for
     assert [row.task.name for row in table.rows] == ["rte"]
-    with pytest.raises(UserError, match="has no training data of cola; add them, or leave them out"):
+    with pytest.raises(UserError, match="lacks training data of cola; add them, or remove them"):
         glue(replace(request_of_two, tasks=("cola", "rte")), Notebook())
 
 
@@ -108,7 +108,7 @@ def test_skipping_bad_lines_resumes_with_what_was_finished_without(request_of_tw
     table = glue(replace(request_of_two, skip_bad=True), notebook)
     assert [row.task.name for row in table.rows] == ["sst2", "rte"]
     assert (
-        f"{request_of_two.out / 'sst2' / 'seed-0'} is finished already: nothing is left to do"
+        f"{request_of_two.out / 'sst2' / 'seed-0'} is already finished: there is nothing to do"
         in notebook.notes
     )
 
@@ -144,7 +144,7 @@ def test_a_study_that_was_killed_resumes_with_what_is_not_done(request_of_two):
 
 def test_a_folder_without_tasks_is_rejected(tmp_path, model):
     with pytest.raises(
-        UserError, match="holds no GLUE task with training data; give the folder that holds some"
+        UserError, match="does not contain a GLUE task with training data; give the folder with some"
     ):
         glue(GlueRequest(model, tmp_path, tmp_path / "out"), Notebook())
 

@@ -184,19 +184,28 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
     [
         (("--method", "magnitude"), "add --sparsity"),
         (("--method", "magnitude", "--sparsity", "1.5"), "--sparsity: 1.5 of the weights cannot be zero"),
-        (("--method", "magnitude", "--sparsity", "0.5,most", "--rewind", "0.1"), "'0.5,most' is no fraction"),
+        (
+            ("--method", "magnitude", "--sparsity", "0.5,most", "--rewind", "0.1"),
+            "'0.5,most' is not a fraction",
+        ),
         (("--method", "magnitude", "--sparsity", "0.5,1", "--rewind", "0.1"), "1 of the weights cannot"),
         (("--method", "magnitude", "--sparsity", "0.5,0.7"), "give one, or add --rewind"),
-        (("--method", "magnitude", "--sparsity", "0.5", "--retrain", "rate"), "--retrain: weights go in a"),
-        (("--method", "magnitude", "--sparsity", "0.5", "--rounds", "2"), "--rounds: weights go in a"),
+        (
+            ("--method", "magnitude", "--sparsity", "0.5", "--retrain", "rate"),
+            "--retrain: weights are removed in a",
+        ),
+        (
+            ("--method", "magnitude", "--sparsity", "0.5", "--rounds", "2"),
+            "--rounds: weights are removed in a",
+        ),
         (("--retrain", "rate", "--heads", "0.4"), "add --method magnitude"),
         (("--method", "magnitude", "--sparsity", "0.5", "--rewind", "1"), "--rewind: sparse.early_at = 1.0"),
-        (("--method", "magnitude", "--sparsity", "0.5", "--heads", "0.5"), "heads, neurons and layers go by"),
-        (("--method", "magnitude", "--sparsity", "0.5", "--widths", "free"), "heads, neurons and layers go"),
-        (("--method", "magnitude", "--sparsity", "0.5", "--examples", "9"), "heads, neurons and layers go"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--heads", "0.5"), "heads, neurons and layers by"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--widths", "free"), "heads, neurons and layers by"),
+        (("--method", "magnitude", "--sparsity", "0.5", "--examples", "9"), "heads, neurons and layers by"),
         (
             ("--method", "magnitude", "--sparsity", "0.5", "--rewind", "0", "--retrain", "most"),
-            "there is no 'most'",
+            "'most' is not a choice",
         ),
         (("--method", "magnitude", "--sparsity", "0.5", "--epochs", "0"), "--epochs"),
         (("--method", "magnitude", "--sparsity", "0.5", "--set", "run.keep=best"), "run.keep"),
@@ -238,5 +247,5 @@ def test_a_model_whose_layers_share_a_part_is_refused_before_it_is_trained(
 
 
 def test_a_model_that_was_not_finetuned_needs_a_task(model):
-    with pytest.raises(UserError, match="no task is named"):
+    with pytest.raises(UserError, match="the task is missing"):
         task_to_train(model, "", [], options=[])

@@ -65,9 +65,7 @@ def test_a_bad_trial_is_ended_and_the_table_says_so(trials, capsys):
     assert [result.early_end for result in complete] == [None] * 3
     assert (bad.early_end.evaluation, bad.early_end.median) == (1, 1.0)
     assert bad.early_end.best < 1
-    told = [
-        note for note in notebook.notes if "the run ends early, since its best accuracy in 1 of 2" in note
-    ]
+    told = [note for note in notebook.notes if "the run ends early: its best accuracy in 1 of 2" in note]
     assert len(told) == 1 and MEDIAN_STOPPING_NOTE in notebook.notes
     study = trials[0].assignment.out.parent
     spread = json.loads((study / "spread.json").read_text())

@@ -128,9 +128,9 @@ def test_a_sweep_runs_each_value_in_its_folder_and_ranks_them(store, tmp_path):
         "fixed_token_loss",
         ["peak_lr-3e-3", "peak_lr-1e-6"],
     )
-    with pytest.raises(UserError, match="holds another run"):
+    with pytest.raises(UserError, match="contains another run"):
         sweep(store, tmp_path / "out", *arguments, "--set", "run.seed=3")
-    with pytest.raises(UserError, match="holds a single run"):
+    with pytest.raises(UserError, match="contains a single run"):
         sweep(store, tmp_path / "out" / "peak_lr-1e-6", *arguments)
 
 

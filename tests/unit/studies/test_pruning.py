@@ -144,7 +144,7 @@ def test_dropped_layers_go_before_heads(learned, data, tmp_path):
 
 def test_another_job_in_the_folder_is_not_resumed(straight, learned, data):
     other = request_of(learned, data, straight.folder, Removal(heads=0.25))
-    with pytest.raises(UserError, match=r"holds another run: removal\.heads: 0\.5 there, 0\.25 now"):
+    with pytest.raises(UserError, match=r"contains another run: removal\.heads: 0\.5 there, 0\.25 now"):
         prune(other, Notebook())
 
 
@@ -198,10 +198,10 @@ def test_the_command_prints_each_round(learned, data, tmp_path, capsys):
     ("words", "told"),
     [
         (("--heads", "0.9"), "--heads: 0.9 would leave 1 of 8 heads for 2 layers"),
-        ((), "nothing is to be removed"),
+        ((), "nothing to remove"),
         (("--heads", "0.1", "--task", "mrpc"), "was fine-tuned for sst2, not for mrpc"),
-        (("--drop-layers", "2"), "there is no layer 2"),
-        (("--drop-layers", "last"), "'last' is no layer"),
+        (("--drop-layers", "2"), "layer 2"),
+        (("--drop-layers", "last"), "'last' is not a layer"),
         (("--ffn", "0.1", "--widths", "any"), "'any' is not one of 'equal', 'free'"),
     ],
 )

@@ -118,7 +118,7 @@ def test_a_process_that_ends_before_its_log_is_opened_is_a_failure_without_older
     cell = replace(stage(), data=Data(EndsItsReader(), {"text": "0"}))
     for _ in range(2):
         failure = made(tmp_path, cell)[0].outcomes[cell.key].failure
-        assert failure is not None and failure.reason == "its process failed: it said nothing"
+        assert failure is not None and failure.reason == "its process failed: it did not print anything"
         (Cells(tmp_path).folder(cell) / LOG).write_text("ValueError: of an earlier start\n")
 
 

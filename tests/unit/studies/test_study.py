@@ -121,7 +121,7 @@ def test_mean_and_interval_are_of_the_same_runs_and_the_others_are_told():
     half = row("half", {(0, 0): 0.1, (0, 1): 0.3, (1, 0): 0.9})
     text = comparison("toy", "Title", [half]).tables[0].text()
     assert " 20.00 " in text and "43.33" not in text
-    assert "half: 1 run left out, of pre-training seeds that lack other runs" in text
+    assert "half: 1 run left out, because their pre-training seeds lack other runs" in text
     assert "one model: intervals are over fine-tuning seeds only (half)" in text
 
 
@@ -146,7 +146,7 @@ def test_examples_are_drawn_where_the_predictions_of_all_runs_are_kept(tmp_path)
     assert found.value == 0.25 and found.low < 0.25 < found.high  # the seeds alone do not differ
     assert "over seeds and examples" in comparison("toy", "Title", rows).tables[0].text()
     single = comparison("toy", "Title", [judged(tmp_path, "alone", [20])]).tables[0].text()
-    assert "one seed: the interval is that of the examples alone" in single
+    assert "one seed: the interval covers only the examples" in single
     bare = {seeds: replace(each, predictions=None) for seeds, each in rows[1].outcomes.items()}
     for other in (judged(tmp_path, "other", [30], target=0), Row(rows[1].trial, bare)):
         assert not Measured.of([rows[0], other], "accuracy").has_examples
@@ -166,7 +166,9 @@ def test_few_seeds_and_mixed_cells_are_told():
     ]
     notes = "\n".join(comparison("toy", "Title", rows).tables[0].notes)
     assert (
-        "one seed has no interval" in notes and "different torch (1, 2)" in notes and "threads" not in notes
+        "there is no interval for one seed" in notes
+        and "different torch (1, 2)" in notes
+        and "threads" not in notes
     )
     two = [row(name, {(0, 0): 0.5, (1, 0): 0.6}) for name in ("one", "two")]
     assert "2 seeds: the interval is too narrow" in comparison("toy", "Title", two).tables[0].text()
@@ -265,7 +267,7 @@ def test_a_study_without_a_possible_trial_or_with_timed_neighbours_does_not_begi
     text = OWN.replace('"model.model.heads" = 3', "").replace("heads", "")
     broken = own(place, text.replace("device", "divice", 1))
     for study, places, what in (
-        (broken, Places(), "no trial can run: .*unknown key run.divice"),
+        (broken, Places(), "none of the trials can run: .*unknown key run.divice"),
         (
             own(place, OWN.replace("steps = 2", 'budget = "minutes"')),
             Places(together=2),
@@ -288,7 +290,7 @@ def test_the_command_takes_the_cpu_where_it_is_told_to_though_there_is_a_gpu(pla
 
 @pytest.mark.parametrize("given", ["0,", "0,0", "0,cpu"])
 def test_an_odd_list_of_devices_is_told_in_a_line(place, given):
-    with pytest.raises(UserError, match="devices: .* is no list of GPUs; write GPUs by number"):
+    with pytest.raises(UserError, match="devices: .* is not a list of GPUs; write GPUs by number"):
         CliRunner().invoke(
             verb, ["run", str(place / "own.toml"), "--out", "o", "--devices", given], catch_exceptions=False
         )

@@ -45,7 +45,7 @@ def test_seeds_have_folders_and_recipes_of_their_own(assignment):
 def test_no_study_is_kept_beside_a_single_run(assignment):
     assignment.out.mkdir(parents=True)
     (assignment.out / "assignment.json").write_text("{}")
-    with pytest.raises(UserError, match="holds a single run") as error:
+    with pytest.raises(UserError, match="contains a single run") as error:
         run_trials(over_seeds(assignment, 2), Notebook())
     assert error.value.where == str(assignment.out) and not (assignment.out / "seed-0").exists()
 
@@ -164,7 +164,9 @@ def test_the_best_run_stands_for_the_folder_of_all(assignment):
     found, own = (predict_labelled([each], assignment.data, device="cpu") for each in (assignment.out, best))
     assert found.metrics() == own.metrics()
     (assignment.out / "spread.json").unlink()
-    with pytest.raises(UserError, match="holds 2 runs, and nothing says which is best; give one .*seed-0, "):
+    with pytest.raises(
+        UserError, match="contains 2 runs, without a record of the best one; give one .*seed-0, "
+    ):
         model_folder(assignment.out)
 
 
@@ -174,7 +176,7 @@ def test_a_cell_with_another_run_in_it_is_rejected_before_the_first_one_runs(ass
         toy_assignment("sst2", assignment.model, assignment.out.parents[1], "run.epochs=0.1"), 2
     )
     run_trials(other[1:], Notebook())
-    with pytest.raises(UserError, match="seed-1: holds another run: run.epochs"):
+    with pytest.raises(UserError, match="seed-1: contains another run: run.epochs"):
         run_trials(cells, Notebook())
     assert not cells[0].assignment.out.exists()
 

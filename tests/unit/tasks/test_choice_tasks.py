@@ -99,7 +99,7 @@ def test_a_label_that_names_no_option_is_a_bad_line(tmp_path, label):
 
 
 def test_a_table_that_is_not_swag_is_rejected_with_its_columns(tmp_path):
-    with pytest.raises(UserError, match="has no column 'sent1'; its columns are 'a', 'b'"):
+    with pytest.raises(UserError, match="lacks the column 'sent1'; its columns are 'a', 'b'"):
         list(read_swag(written(tmp_path / "train.csv", "a,b\n1,2\n")))
 
 
@@ -189,12 +189,12 @@ def test_the_adversarial_training_set_is_the_one_with_swapped_warrants(tmp_path)
 def test_a_ragged_line_of_an_adversarial_file_is_a_bad_line(tmp_path):
     (bad,) = read_adversarial_arct(tsv_file(tmp_path / "a.csv", ARCT_HEADER, ["7_a", "it rains"]))
     assert isinstance(bad, BadLine)
-    assert (bad.what, bad.where) == ("has 2 columns where 7 are expected", f"{tmp_path / 'a.csv'}:2")
+    assert (bad.what, bad.where) == ("has 2 columns instead of 7", f"{tmp_path / 'a.csv'}:2")
 
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [(b"", "has no column"), (b"a,b\n", "has no column 'reason'"), (b"\xff\n", "is not UTF-8 CSV")],
+    [(b"", "lacks the column"), (b"a,b\n", "lacks the column 'reason'"), (b"\xff\n", "is not UTF-8 CSV")],
 )
 def test_an_adversarial_file_without_its_columns_is_rejected(tmp_path, content, complaint):
     (tmp_path / "a.csv").write_bytes(content)

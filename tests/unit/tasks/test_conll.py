@@ -185,13 +185,13 @@ def test_a_column_that_nobody_filled_in_is_no_label(tmp_path):
 def test_a_line_with_spaces_for_tabs_is_a_bad_line(tmp_path):
     (bad,) = conllu(tmp_path, "upos", "1 Yes yes INTJ UH _ 0 root _ _\n")
     assert isinstance(bad, BadLine)
-    assert "has 1 columns parted by tabs, CoNLL-U has 10" in bad.what
+    assert "has 1 tab-separated columns, CoNLL-U has 10" in bad.what
 
 
 def test_a_line_without_a_number_is_a_bad_line(tmp_path):
     (bad,) = conllu(tmp_path, "upos", "x\tYes\tyes\tINTJ\tUH\t_\t0\troot\t_\t_\n")
     assert isinstance(bad, BadLine)
-    assert "'x' is no number of a word" in bad.what
+    assert "'x' is not a word number" in bad.what
 
 
 def test_an_unknown_column_is_rejected_with_the_known_ones():

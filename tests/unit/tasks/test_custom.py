@@ -88,18 +88,22 @@ def test_numbers_are_read_as_people_write_them(tmp_path, cell, number) -> None:
 
 def test_a_comma_that_may_part_thousands_or_decimals_is_told(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,score", 'a,"1,234"')
-    with pytest.raises(UserError, match="my.csv:2: has '1,234', whose comma may part thousands or decimals"):
+    with pytest.raises(
+        UserError, match="my.csv:2: has '1,234': its comma may separate thousands or decimals"
+    ):
         read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
 
 
 @pytest.mark.parametrize("cell", ["much", "nan", "inf", "12,34,567.8"])
 def test_what_is_no_number_is_told(tmp_path, cell) -> None:
     path = table(tmp_path / "my.csv", "text,score", f'a,"{cell}"')
-    with pytest.raises(UserError, match=f"my.csv:2: has '{cell}' where a number is expected"):
+    with pytest.raises(UserError, match=f"my.csv:2: has '{cell}' instead of a number"):
         read(CustomSpec("text", "score", kind="regress", dev_fraction=WHOLE), path)
 
 
-@pytest.mark.parametrize(("row", "what"), [("a,", "has no label in 'label'"), (" ,x", "has no text in text")])
+@pytest.mark.parametrize(
+    ("row", "what"), [("a,", "lacks a label in 'label'"), (" ,x", "lacks a text in text")]
+)
 def test_an_empty_cell_is_reported(tmp_path, row, what) -> None:
     path = table(tmp_path / "my.csv", "text,label", row)
     with pytest.raises(UserError, match=f"my.csv:2: {what}"):
@@ -272,12 +276,12 @@ def test_an_empty_cell_of_a_file_to_predict_is_no_label(tmp_path, kind) -> None:
 
 def test_a_number_too_large_for_any_float_is_a_bad_line(tmp_path) -> None:
     path = table(tmp_path / "my.jsonl", '{"text": "a", "price": 1' + 400 * "0" + "}")
-    with pytest.raises(UserError, match=r"my\.jsonl:1: has 1000.* where a number is expected"):
+    with pytest.raises(UserError, match=r"my\.jsonl:1: has 1000.* instead of a number"):
         read(CustomSpec("text", "price", kind="regress", dev_fraction=WHOLE), path)
 
 
 @pytest.mark.parametrize("part", ["dev_fraction", "test_fraction"])
 @pytest.mark.parametrize("fraction", [float("nan"), -0.1, 1.0])
 def test_a_part_that_is_no_fraction_is_refused(part, fraction) -> None:
-    with pytest.raises(UserError, match="cannot be .* of the rows; give a fraction such as 0.1"):
+    with pytest.raises(UserError, match="cannot be .* of the rows; give a fraction, for example 0.1"):
         custom_task(CustomSpec("text", "label", **{part: fraction}))

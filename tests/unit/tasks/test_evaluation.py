@@ -52,7 +52,7 @@ def test_each_type_of_the_file_has_an_f1_of_its_own(uncased) -> None:
 def test_sentences_without_tags_cannot_be_evaluated(uncased, metrics) -> None:
     config = TaskConfig(task="ner", kind="tag", metrics=metrics, labels=("B-LOC", "O"))
     examples = [sentence(["the", "iron", "is"])]
-    with pytest.raises(UserError, match="some examples have no label to compare with"):
+    with pytest.raises(UserError, match="some examples lack a label to compare with"):
         evaluated(config, examples, encoded(config, examples, uncased), sure_of(1, 1, 0, classes=2))
 
 

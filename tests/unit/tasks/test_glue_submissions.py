@@ -30,6 +30,6 @@ def test_each_task_has_the_name_and_the_spelling_of_the_site(
 
 @pytest.mark.parametrize(("task", "split"), [("snli", "test"), ("sst2", "dev"), ("mnli", "dev")])
 def test_what_the_site_does_not_evaluate_is_rejected(tmp_path, task, split) -> None:
-    with pytest.raises(UserError, match="the GLUE site takes no predictions"):
+    with pytest.raises(UserError, match="the GLUE site does not accept predictions"):
         write_submission(tmp_path, task_named(task), split=split, predictions={})
     assert not list(tmp_path.iterdir())

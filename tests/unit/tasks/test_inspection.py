@@ -242,9 +242,7 @@ def test_a_development_set_with_the_opposite_labels_is_called_adversarial() -> N
     dev: Rows = [((one, "the mat fell."), "no") for one, _ in pairs[:3]] + [(("new", pairs[0][1]), "no")]
     warnings = [line for line in inspected(train, dev).warnings if "adversarial" in line]
     assert len(warnings) == 1
-    assert (
-        "dev is adversarial: of 3 examples (75%) the first text stands in train, too, and of 3" in warnings[0]
-    )
+    assert "dev is adversarial: of 3 examples (75%) the first text also occurs in train, 3" in warnings[0]
 
 
 @pytest.mark.parametrize("task", ["qqp", "wnli"])

@@ -48,7 +48,7 @@ def test_numbers_with_thousands_marks_are_numbers_too(written):
 
 def test_a_column_in_which_every_row_differs_is_no_column_of_classes():
     with pytest.raises(
-        UserError, match="300 different labels in 300 training rows: hardly any class has two"
+        UserError, match="300 different labels in 300 training rows: nearly every class has only one row"
     ):
         check_classes(task(), examples([f"name {n}" for n in range(300)]))
 
@@ -76,7 +76,7 @@ def test_numbers_to_be_learned_as_numbers_are_taken():
     [
         (
             ["good", "bad", "NaN", "NaN"],
-            "2 training examples have the label 'NaN', which is taken as a class",
+            "2 training examples have the label 'NaN', which is read as a class",
         ),
         (["1", "1.0", "0"], "the labels '1' (1) and '1.0' (1) differ in spelling only, and are 2 classes"),
         (["Good", "good", "bad"], "the labels 'Good' (1) and 'good' (1) differ in spelling only"),

@@ -119,7 +119,7 @@ def test_scores_come_in_the_order_of_their_names():
 
 
 def test_an_unknown_metric_is_answered_with_the_known_ones():
-    with pytest.raises(UserError, match="no metric 'bleu' here; take one of accuracy, f1"):
+    with pytest.raises(UserError, match="unknown metric 'bleu'; choose one of accuracy, f1"):
         scores_of(("bleu",), LABELS, PREDICTIONS)
 
 

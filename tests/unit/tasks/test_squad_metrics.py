@@ -150,7 +150,7 @@ def test_no_questions_score_nothing():
 
 
 def test_a_question_that_nobody_labelled_is_not_evaluated():
-    with pytest.raises(UserError, match="dev.json: q: question q has no answer to compare with"):
+    with pytest.raises(UserError, match="dev.json: q: question q lacks a right answer to compare with"):
         squad_scores([question("q", labelled=False)], {"q": ""})
 
 
@@ -201,7 +201,7 @@ def test_no_threshold_parts_questions_of_equal_odds():
 
 
 def test_an_answer_without_odds_is_named():
-    with pytest.raises(UserError, match="question 5 has an answer, but no null odds"):
+    with pytest.raises(UserError, match="question 5 has an answer, but null odds are missing"):
         best_threshold(ASKED, SPANS, {key: odds for key, odds in ODDS.items() if key != "5"}, "f1")
 
 

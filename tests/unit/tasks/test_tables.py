@@ -106,14 +106,14 @@ def test_a_ragged_line_is_reported_with_both_counts_and_the_next_is_read(tmp_pat
     path = written(tmp_path, name, content)
     (bad,) = bad_lines(path)
     assert bad.where == f"{path}:2"
-    assert bad.what == "has 1 columns where 2 are expected ('a', 'b')"
+    assert bad.what == "has 1 columns instead of 2 ('a', 'b')"
     assert values(path) == [{"a": "y", "b": "1"}]
 
 
 def test_a_delimiter_in_the_only_column_is_answered_with_another_delimiter(tmp_path) -> None:
     (bad,) = bad_lines(written(tmp_path, "a.csv", "text\nhot, hotter\n"))
-    assert bad.what == "has 2 columns where 1 are expected ('text')"
-    assert bad.remedy.endswith("or say a `delimiter` that no text holds")
+    assert bad.what == "has 2 columns instead of 1 ('text')"
+    assert bad.remedy.endswith("or use another `delimiter`")
 
 
 @pytest.mark.parametrize("name", ["a.tsv", "a.csv", "a.jsonl", "a.parquet"])
@@ -125,8 +125,8 @@ def test_a_wrong_column_is_rejected_with_the_columns_there_are(tmp_path, name) -
         written(tmp_path, name, {"a.tsv": "a\tb\n", "a.csv": "a,b\n", "a.jsonl": '{"a": 1, "b": 2}\n'}[name])
     with pytest.raises(UserError) as told:
         list(rows_of(path, Columns(("review",))))
-    assert told.value.what == "has no column 'review'"
-    advice = "; a file without a header takes `columns=a,b,c`" if name in ("a.tsv", "a.csv") else ""
+    assert told.value.what == "lacks the column 'review'"
+    advice = "; for a file without a header, use `columns=a,b,c`" if name in ("a.tsv", "a.csv") else ""
     assert told.value.remedy == f"its columns are 'a', 'b'{advice}"
 
 
@@ -163,7 +163,7 @@ def test_a_record_of_csv_that_is_no_utf8_is_reported_and_the_next_is_read(tmp_pa
 @pytest.mark.parametrize(("header", "option"), [("text,stars", "','"), ("text;stars", "';'")])
 def test_a_tsv_with_another_delimiter_is_told_which_option_helps(tmp_path, header, option) -> None:
     path = written(tmp_path, "a.tsv", f"{header}\n")
-    with pytest.raises(UserError, match=f"its cells seem to be parted by .*: say `delimiter={option}`"):
+    with pytest.raises(UserError, match=f"its cells seem to be separated by .*: use `delimiter={option}`"):
         list(rows_of(path, Columns(("text",))))
 
 
@@ -173,7 +173,7 @@ def test_a_missing_column_of_a_csv_is_told_beside_those_that_its_delimiter_gives
     tmp_path, header, needed
 ) -> None:
     path = written(tmp_path, "a.csv", f"{header}\n")
-    line = f"has no column '{needed[-1]}'; its columns are 'text', 'stars'"
+    line = f"lacks the column '{needed[-1]}'; its columns are 'text', 'stars'"
     with pytest.raises(UserError, match=line):
         list(rows_of(path, Columns(needed)))
 
@@ -191,7 +191,7 @@ def test_a_csv_is_read_with_the_delimiter_that_its_header_shows(
         {"text": f'a, b{mark} "c"\nd', "stars": "1"},
         {"text": "2,5", "stars": "2"},
     ]
-    assert [f"a.csv: its first line shows {word} between its cells" in line for line in caplog.messages] == [
+    assert [f"a.csv: its first line has {word} between its cells" in line for line in caplog.messages] == [
         True
     ]
 
@@ -256,7 +256,7 @@ def test_a_headless_csv_is_read_with_the_delimiter_that_gives_its_columns(tmp_pa
 def test_what_describes_itself_takes_no_delimiter_and_no_columns(tmp_path) -> None:
     path = written(tmp_path, "a.jsonl", '{"a": 1}\n')
     for form in (TableFormat(delimiter=";"), TableFormat(columns=("a",))):
-        with pytest.raises(UserError, match="a .jsonl file names its columns itself; leave out `delimiter`"):
+        with pytest.raises(UserError, match="a .jsonl file already names its columns; remove `delimiter`"):
             list(rows_of(path, form=form))
 
 
@@ -276,8 +276,8 @@ def test_a_broken_json_array_is_told_as_one(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("given", "what"),
     [
-        ({"delimiter": ";;"}, "delimiter: ';;' cannot part cells"),
-        ({"delimiter": '"'}, "cannot part cells"),
+        ({"delimiter": ";;"}, "delimiter: ';;' cannot separate cells"),
+        ({"delimiter": '"'}, "cannot separate cells"),
         ({"encoding": "utf-9"}, "encoding: unknown encoding 'utf-9'"),
         ({"encoding": "hex"}, "unknown encoding 'hex'"),
         ({"columns": "a,,b"}, "columns: 'a,,b' does not name columns"),
@@ -358,7 +358,7 @@ def test_a_line_or_cell_of_many_megabytes_is_refused(name, tmp_path) -> None:
     line = b"text\tlabel\n" + b"x" * 40_000_000 if "tsv" in name else b'text,label\n"' + b"x" * 40_000_000
     content = b'{"text": "' + b"x" * 40_000_000 if "json" in name else line
     path = written(tmp_path, name, zstandard.compress(content) if name.endswith("zst") else content)
-    with pytest.raises(UserError, match="is a line of 32 MiB or more; split its texts"):
+    with pytest.raises(UserError, match="has a line of 32 MiB or more; split its texts"):
         values(path, Columns(needed=("text", "label")))
 
 
@@ -370,7 +370,7 @@ def test_a_cell_over_many_lines_is_bounded_too(tmp_path) -> None:
 
 def test_a_cell_of_very_many_lines_is_refused_before_its_end(tmp_path) -> None:
     path = written(tmp_path, "a.csv", 'text,label\nx,y\n"' + "\n" * 200_000)
-    with pytest.raises(UserError, match=r"a\.csv:3: is a cell of more than 100,000 lines"):
+    with pytest.raises(UserError, match=r"a\.csv:3: has a cell of more than 100,000 lines"):
         values(path, Columns(needed=("text", "label")))
 
 

@@ -152,11 +152,11 @@ def test_several_classes_that_training_has_not_stand_behind_the_others(uncased) 
 def test_what_is_no_number_is_named_with_its_place(uncased) -> None:
     with pytest.raises(UserError) as caught:
         encode_split("regress", [text_example("a", "much")], (), uncased, section(8))
-    assert str(caught.value) == "here:1: 'much' is no number; write it as 2.5"
+    assert str(caught.value) == "here:1: 'much' is not a number; write it as 2.5"
 
 
 def test_texts_among_pairs_are_rejected(uncased) -> None:
-    with pytest.raises(UserError, match=r"here:2: has 1 texts where the first example has 2"):
+    with pytest.raises(UserError, match=r"here:2: has 1 texts, but the first example has 2"):
         examples = [text_example(("a", "b")), text_example("a", where="here:2")]
         encode_split("classify", examples, (), uncased, section(8))
 

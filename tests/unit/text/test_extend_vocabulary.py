@@ -98,7 +98,7 @@ def test_a_file_holds_a_word_a_line(tmp_path):
 
 def test_a_file_without_words_is_rejected(tmp_path):
     (tmp_path / "words.txt").write_text("\n \n")
-    with pytest.raises(UserError, match="words.txt: holds no word"):
+    with pytest.raises(UserError, match="words.txt: contains no words"):
         read_words(tmp_path / "words.txt")
 
 

@@ -72,9 +72,12 @@ def specials(parts: dict) -> dict:
     return parts["post_processor"]["special_tokens"]
 
 
-UNUSABLE = "tokenizer.json: is no usable tokenizer"
+UNUSABLE = "tokenizer.json: is not a usable tokenizer"
 FAULTS: list[tuple[Spoil, str]] = [
-    (lambda folder: None, r": holds no tokenizer.*tokenizer\.json.*vocab\.txt.*vocab\.json with merges\.txt"),
+    (
+        lambda folder: None,
+        r": does not contain a tokenizer.*tokenizer\.json.*vocab\.txt.*vocab\.json with merges\.txt",
+    ),
     (with_added("covid19", 9), "the added token 'covid19' would get id 6, not 9"),
     (
         with_file("added_tokens.json", '{"covid19": "6"}', with_added("covid19", 6)),
@@ -83,24 +86,24 @@ FAULTS: list[tuple[Spoil, str]] = [
     *(
         (with_file("vocab.txt", content), f"vocab.txt: {message}")
         for content, message in [
-            (b"", r"has no piece '\[UNK\]'"),
-            (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"has no piece '\[UNK\]'.*unk_token"),
-            (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"has no piece '\[SEP\]'.*sep_token"),
-            (b"[UNK]\n\xff\n", "is no UTF-8 text .*position 6"),
+            (b"", r"lacks the piece '\[UNK\]'"),
+            (b"[CLS]\n[SEP]\n[PAD]\n[MASK]\n", r"lacks the piece '\[UNK\]'.*unk_token"),
+            (b"[UNK]\n[CLS]\n[PAD]\n[MASK]\n", r"lacks the piece '\[SEP\]'.*sep_token"),
+            (b"[UNK]\n\xff\n", "is not UTF-8 text .*position 6"),
         ]
     ),
     *(
         (with_file("vocab.json", content, makers.byte_bpe), f"vocab.json: {message}")
         for content, message in [
             ("", "is not valid JSON"),
-            ("[1]", "holds no JSON object"),
+            ("[1]", "is not a JSON object"),
             ("{}", "no piece has id 0"),
             ('{"a": "0"}', "the id of 'a' is '0'"),
             ('{"a": true}', "the id of 'a' is True"),
             ('{"a": 0, "b": 2}', "no piece has id 1, though there are 2 pieces"),
             ('{"a": 0, "b": 0}', "no piece has id 1"),
             ('{"a": 0, "b": -1}', "no piece has id 1"),
-            ('{"a": 0}', "has no piece '<unk>'"),
+            ('{"a": 0}', "lacks the piece '<unk>'"),
         ]
     ),
     *(
@@ -119,7 +122,7 @@ FAULTS: list[tuple[Spoil, str]] = [
     ),
     (
         edited(makers.albert_unigram, lambda parts: specials(parts).pop("[SEP]")),
-        "tokenizer.json: its template names .*, none of its special_tokens",
+        "tokenizer.json: its template names .*, not one of its special_tokens",
     ),
     (
         edited(makers.uncased_wordpiece, lambda parts: parts["model"]["vocab"].update(iron=9)),
@@ -132,7 +135,7 @@ FAULTS: list[tuple[Spoil, str]] = [
     (with_settings(do_lower_case="yes"), "do_lower_case is 'yes'; write true or false"),
     (with_settings(mask_token=4), "mask_token is 4; write the token as a string"),
     (with_settings(mask_token={"content": 4}), "mask_token is 4"),
-    (with_settings(mask_token="<mask>"), "has no piece '<mask>'"),
+    (with_settings(mask_token="<mask>"), "lacks the piece '<mask>'"),
     (with_settings(additional_special_tokens=7), "additional_special_tokens is 7; write a list"),
     (with_settings(extra_special_tokens=[7]), "extra_special_tokens is 7; write the token as a string"),
     (with_settings(added_tokens_decoder={"x": {}}), "added_tokens_decoder is malformed"),

@@ -161,7 +161,7 @@ def test_tokens_per_word_are_those_of_the_tokenizer() -> None:
 @pytest.mark.parametrize(
     ("text", "settings", "complaint"),
     [
-        ("", VocabularySettings(100), "no words to learn from"),
+        ("", VocabularySettings(100), "the text contains no words"),
         ("a b c d", VocabularySettings(8), "vocabulary of 8 cannot hold the 9 special and one-character"),
         ("a", VocabularySettings(200, kind="byte-bpe"), "vocabulary of 200 cannot hold the 261"),
     ],
@@ -179,7 +179,7 @@ def test_fewer_characters_are_not_advised_where_there_are_always_256() -> None:
 
 
 def test_bytes_with_unused_pieces_are_rejected() -> None:
-    with pytest.raises(UserError, match="has no .unused. pieces"):
+    with pytest.raises(UserError, match="cannot have .unused. pieces"):
         replace(KINDS[3], unused=1)
 
 

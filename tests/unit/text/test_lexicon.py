@@ -174,7 +174,9 @@ def test_a_line_is_an_entry_and_may_name_its_kind(tmp_path: Path) -> None:
 def test_another_kind_is_rejected_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "lexicon.txt"
     file.write_text("Harbin\nNew York\tcity\n", encoding="utf-8")
-    with pytest.raises(UserError, match=r"lexicon.txt:2: 'city' is no kind of unit; write phrase or entity"):
+    with pytest.raises(
+        UserError, match=r"lexicon.txt:2: 'city' is not a kind of unit; write phrase or entity"
+    ):
         Lexicon.read([file])
 
 
@@ -188,7 +190,9 @@ def test_a_lexicon_that_is_no_text_is_rejected_with_its_line(tmp_path: Path) -> 
 def test_a_lexicon_without_entries_is_rejected(tmp_path) -> None:
     (tmp_path / "full.txt").write_text("harbin\n")
     (tmp_path / "empty.txt").write_text("\n\tphrase\n")
-    with pytest.raises(UserError, match=r"empty\.txt: holds no entry; write a phrase or an entity a line"):
+    with pytest.raises(
+        UserError, match=r"empty\.txt: contains no entries; write one phrase or entity per line"
+    ):
         Lexicon.read([tmp_path / "full.txt", tmp_path / "empty.txt"])
 
 

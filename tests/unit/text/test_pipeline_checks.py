@@ -77,9 +77,9 @@ def undefined_token(pipeline: dict[str, Any]) -> None:
         (highest_added_id, "the highest id is 4294967295|an added token cannot have the id"),
         (chained, "its normalizer replaces text by 10000000000 times as much"),
         (catastrophic, r"the pattern '\(a\+\)\+\$' in its pre_tokenizer repeats repetitions"),
-        (without_text, "its template leaves a text out"),
-        (undefined_token, r"its template names '\[SEP\]', none of its special_tokens"),
-        (without_second, "its template leaves a text out"),
+        (without_text, "its template omits a text"),
+        (undefined_token, r"its template names '\[SEP\]', not one of its special_tokens"),
+        (without_second, "its template omits a text"),
     ],
     ids=lambda each: getattr(each, "__name__", ""),
 )

@@ -75,7 +75,7 @@ def test_a_pair_that_nothing_can_divide_is_refused_and_a_single_text_is_not() ->
     tokenizer = Tokenizer.from_library(library)
     assert tokenizer.encode("a").ids == [0]
     for encode in (lambda: tokenizer.encode_pair("a", "b"), lambda: tokenizer.encode_many([("a", "b")])):
-        with pytest.raises(UserError, match="this tokenizer has no sep_token; name its sep_token"):
+        with pytest.raises(UserError, match="this tokenizer lacks a sep_token; name its sep_token"):
             encode()
 
 
@@ -128,7 +128,7 @@ def test_the_door_moves_no_id(maker: Maker, tmp_path: Path) -> None:
 
 
 def test_a_name_that_is_no_special_token_is_not_allowed(bert: Tokenizer) -> None:
-    with pytest.raises(UserError, match="'<mask>' is no special token.*\\[MASK\\]"):
+    with pytest.raises(UserError, match="'<mask>' is not a special token.*\\[MASK\\]"):
         bert.encode("iron", allow_special=("<mask>",))
 
 

@@ -110,7 +110,7 @@ def test_vocab_txt_may_have_windows_line_ends_and_no_last_one(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("pieces", "warning"),
     [
-        ([*makers.BERT_SPECIAL, "", "iron", "hot"], "vocab.txt: line 6 is empty: read all the same"),
+        ([*makers.BERT_SPECIAL, "", "iron", "hot"], "vocab.txt: line 6 is empty: read anyway"),
         ([*makers.BERT_SPECIAL, "", "iron", "", "hot"], "vocab.txt: line 6 is empty; line 8 is empty: read"),
         ([*makers.BERT_SPECIAL, "iron", "is", "iron", "hot"], "vocab.txt: line 8 repeats line 6: read"),
         (
@@ -155,7 +155,7 @@ def test_a_vocabulary_without_padding_and_mask_serves_whoever_needs_neither(
     tokenizer = Tokenizer.load(folder)
     assert tokenizer.encode("iron").ids == [1, 3, 2]
     for ask in (lambda: tokenizer.mask_id, lambda: tokenizer.pad_id):
-        with pytest.raises(UserError, match="this tokenizer has no (mask|pad)_token"):
+        with pytest.raises(UserError, match="this tokenizer lacks a (mask|pad)_token"):
             ask()
     tokenizer.save(tmp_path / "copy")
     assert Tokenizer.load(tmp_path / "copy").encode("iron").ids == [1, 3, 2]
@@ -289,7 +289,7 @@ def test_tokenizer_config_is_followed_against_tokenizer_json_as_transformers_doe
     write_settings(tmp_path, **settings, **({"tokenizer_class": name} if name else {}))
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     assert opened(Tokenizer.load(tmp_path), TEXT) == theirs(TEXT)["input_ids"]
-    told = [line for line in caplog.messages if "the former holds, as in transformers 5" in line]
+    told = [line for line in caplog.messages if "the former is used, as in transformers 5" in line]
     assert len(told) == len(caplog.messages) == warnings
 
 
@@ -311,7 +311,7 @@ def test_the_longest_text_is_the_one_of_tokenizer_config(
     assert Tokenizer.load(tmp_path).max_length == 256
     assert transformers.AutoTokenizer.from_pretrained(tmp_path).model_max_length == 256
     (told,) = caplog.messages
-    assert "takes texts of 256 tokens and tokenizer.json cuts them at 128: the former holds" in told
+    assert "takes texts of 256 tokens and tokenizer.json cuts them at 128: the former is used" in told
     write_settings(tmp_path, model_max_length=int(1e30), tokenizer_class="PreTrainedTokenizerFast")
     assert Tokenizer.load(tmp_path).max_length is None
 
@@ -320,7 +320,7 @@ def test_an_unknown_class_of_tokenizer_is_reported(tmp_path: Path, caplog: pytes
     write_settings(makers.uncased_wordpiece(tmp_path), tokenizer_class="BertJapaneseTokenizer")
     Tokenizer.load(tmp_path)
     (told,) = caplog.messages
-    assert "tokenizer_config.json: tokenizer_class is BertJapaneseTokenizer, which bertsmith does not" in told
+    assert "does not support the tokenizer_class BertJapaneseTokenizer" in told
 
 
 # --- writing ---

@@ -165,16 +165,16 @@ def test_a_model_cut_off_anywhere_is_rejected(learned: list[tuple[str, float]], 
     content = file.read_bytes()
     for size in range(len(content)):  # between two pieces as well as within one
         file.write_bytes(content[:size])
-        with pytest.raises(UserError, match=r"spm\.model: is no SentencePiece model"):
+        with pytest.raises(UserError, match=r"spm\.model: is not a SentencePiece model"):
             read_sentencepiece_model(file)
-    with pytest.raises(UserError, match=r"spm\.model: is no SentencePiece model"):
+    with pytest.raises(UserError, match=r"spm\.model: is not a SentencePiece model"):
         Tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"\xff" * 40, b"\x0b\x0c", b"{}", b"\x0a\x02\x08\x05"])
 def test_what_is_no_protobuf_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "spiece.model").write_bytes(content)
-    with pytest.raises(UserError, match=r"spiece\.model: is no SentencePiece model"):
+    with pytest.raises(UserError, match=r"spiece\.model: is not a SentencePiece model"):
         Tokenizer.load(tmp_path)
 
 
@@ -182,5 +182,5 @@ def test_a_model_of_another_kind_names_tokenizer_json(
     learned: list[tuple[str, float]], tmp_path: Path
 ) -> None:
     write_sentencepiece(tmp_path / "spm.model", pieces(DEBERTA_FIRST, learned), unknown_id=3, algorithm=2)
-    with pytest.raises(UserError, match=r"no unigram one; put the tokenizer\.json of the same model"):
+    with pytest.raises(UserError, match=r"not a unigram model; add the tokenizer\.json of the same model"):
         Tokenizer.load(tmp_path)

@@ -71,7 +71,7 @@ def test_a_flipped_bit_in_the_best_weights_is_found(kept, tmp_path):
     damaged = bytearray(file.read_bytes())
     damaged[-1] ^= 1
     file.write_bytes(damaged)
-    with pytest.raises(UserError, match="best-1.safetensors: is damaged: its checksum is another"):
+    with pytest.raises(UserError, match="best-1.safetensors: is damaged: its checksum differs"):
         kept.restore(saved)
 
 

@@ -315,7 +315,7 @@ def test_a_disk_without_room_is_reported_before_anything_is_written(tmp_path, mo
     monkeypatch.setattr(shutil, "disk_usage", lambda path: DiskUsage(10**9, 10**9 - 50, 50))
     with pytest.raises(UserError) as caught:
         save(tmp_path, 2)
-    assert "step-00000002: needs 8,104 bytes, and the disk has 50 left; make room" in caught.value.line()
+    assert "step-00000002: needs 8,104 bytes, but the disk has 50 left; make room" in caught.value.line()
     assert "the state of step 1 stays" in caught.value.line()
     assert names(tmp_path) == ["step-00000001"]
 
@@ -363,7 +363,7 @@ def test_saving_needs_no_thread_which_might_not_start_for_lack_of_memory(tmp_pat
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
-        UserError, match="file/step-00000001: cannot be written .*; no earlier state is there"
+        UserError, match="file/step-00000001: cannot be written .*; there is no earlier state"
     ):
         save(tmp_path / "file", 1)
 
@@ -402,7 +402,7 @@ def test_a_state_of_a_later_format_is_rejected_but_not_called_damaged(tmp_path, 
     monkeypatch.setattr("bertsmith.training.checkpoint.FORMAT", 3)
     save(tmp_path, 1)
     monkeypatch.undo()
-    with pytest.raises(UserError, match="is of format 3, and this bertsmith reads 2"):
+    with pytest.raises(UserError, match="has format 3, but this bertsmith reads 2"):
         latest_state(tmp_path)
     assert names(tmp_path) == ["step-00000001"]
 

@@ -20,11 +20,11 @@ def test_an_ordinary_step_in_bf16_on_a_gpu_is_recorded():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"device": torch.device("cpu")}, "no GPU"),
+        ({"device": torch.device("cpu")}, "does not use a GPU"),
         ({"one_graph": False}, "not one graph"),
         ({"precision": "fp16"}, "precision is fp16"),
         ({"algorithm": "lamb"}, "lamb reads"),
-        ({"processes": 2}, "other processes"),
+        ({"processes": 2}, "over processes"),
         ({"recompute": True}, "recomputed"),
         ({"over_the_step": True}, "rows of a whole step"),
         ({"spike_factor": 4.0}, "run.spike_factor"),

@@ -205,7 +205,7 @@ def test_a_killed_distillation_resumes_from_its_last_checkpoint(straight, tmp_pa
 
 def test_a_folder_with_other_files_is_left_alone(tmp_path):
     (tmp_path / "letter.txt").write_text("dear reader")
-    with pytest.raises(UserError, match="holds files but no run"):
+    with pytest.raises(UserError, match="contains files, but not a run"):
         distill(tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
 

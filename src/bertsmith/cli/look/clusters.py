@@ -15,7 +15,7 @@ def clusters(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Show which heads attend alike, as a map.
+    """Show which heads have similar attention, as a map.
 
     The distance of two heads is the Jensen-Shannon divergence between the attention of tokens in them. The
     map places similar heads near each other, and colours them by their surface behaviour. The similarity of

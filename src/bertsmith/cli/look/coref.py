@@ -23,11 +23,11 @@ def coref(
     out: looking.Out,
     choose_on: Annotated[
         Path | None,
-        Option(metavar="FILE", help="File on which the head is chosen; else the one that is scored."),
+        Option(metavar="FILE", help="File to choose the head on; by default the scored one."),
     ] = None,
     model: options.Model = None,
     longest: Annotated[
-        int, Option(min=8, help="Tokens of a document that are read together (not of GAP); published: 128.")
+        int, Option(min=8, help="Tokens of a document to read together (not for GAP); published: 128.")
     ] = 128,
     seed: looking.Seed = 0,
     device: options.Device = "auto",
@@ -50,11 +50,13 @@ def coref(
     scored = questions_of(bert, data, longest)
     chosen_on = scored if choose_on is None else questions_of(bert, choose_on, longest)
     if chosen_on.kinds != scored.kinds:
-        raise UserError("is of another format than `data`", where=str(choose_on), remedy="give two of one")
+        raise UserError(
+            "has another format than `data`", where=str(choose_on), remedy="give two files of one format"
+        )
     study = partial(study_coreference, scored=scored, chosen_on=chosen_on, seed=seed)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
     how = (
-        "The head was chosen on what is scored, as in the paper."
+        "The head was chosen on the scored data, as in the paper."
         if choose_on is None
         else f"The head was chosen on {choose_on.name} and scored on {data.name}."
     )

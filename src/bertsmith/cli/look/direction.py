@@ -23,14 +23,14 @@ def direction(
         Path | None, Option("--input", metavar="FILE", help="One text a line, a tab between two of a pair.")
     ] = None,
     data: Annotated[
-        Path | None, Option(help="Instead: the data of the model's task, which also says what it loses.")
+        Path | None, Option(help="Instead: the data of the model's task, which also measure its loss.")
     ] = None,
     longest: looking.Longest = 128,
     seed: looking.Seed = 0,
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Show whether heads look left or right, and what a task loses when one side of each word is hidden.
+    """Show if heads look left or right, and the loss of a task when one side of each word is hidden.
 
     Hidden means: in every layer a word sees only itself, special tokens and the words of the other side;
     [CLS] and [SEP] still see all. Networks with random weights serve as a control of the fractions.
@@ -44,7 +44,7 @@ def direction(
 
     if (texts is None) == (data is None):
         remedy = "give one of `input=FILE` and `data=FOLDER`"
-        raise UserError("it is not clear which texts to look at", remedy=remedy)
+        raise UserError("nothing to look at", remedy=remedy)
     bert, loss = looking.open_for_looking(model, device), None
     if data is not None:
         given, loss = _task(bert, model, data, device)
@@ -64,13 +64,13 @@ def _task(bert: "Bert", model: Path | None, data: Path, device: str) -> "tuple[l
     from bertsmith.tasks.example_types import TextExample
 
     if model is None or bert.finetuned is None:
-        what, remedy = "only a fine-tuned model has a task to lose", "name its run with `model`"
+        what, remedy = "only a fine-tuned model has a task", "give its run with `model`"
         raise UserError(what, key="data", remedy=remedy)
     file = predict_labelled([model], data, device=device)
     texts = [each.texts for each in file.examples if isinstance(each, TextExample)]
     if not texts:
-        what = f"a {file.config.kind.name} task has no plain texts to look at"
-        raise UserError(what, where=str(data), remedy="name a run that classifies or scores texts")
+        what = f"a {file.config.kind.name} task does not have plain texts to look at"
+        raise UserError(what, where=str(data), remedy="give a run that classifies or scores texts")
     metric = file.config.deciding_metric.name
     values = {"both sides": file.metrics()[metric]}
     sides: tuple[Side, ...] = ("left", "right")

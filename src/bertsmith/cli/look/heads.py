@@ -13,7 +13,7 @@ PiecesOption = Annotated[
     Literal["mean", "first"],
     Option(
         "--from-pieces",
-        help="Attention of a word: the mean over its pieces (as in the paper) or that of its first piece (as "
+        help="Attention of a word: the mean over its pieces (as in the paper) or its first piece's (as "
         "in the paper's code).",
     ),
 ]
@@ -26,7 +26,7 @@ def heads(
         Path | None,
         Option(
             metavar="FILE",
-            help="Treebank on which head, direction and offset are chosen; else the one that is scored.",
+            help="Treebank to choose head, direction and offset on; by default the scored one.",
         ),
     ] = None,
     model: options.Model = None,
@@ -37,13 +37,13 @@ def heads(
 ) -> None:
     """Show which head finds which dependency relation.
 
-    A head's guess for a word is the word that it attends to most, or the one that attends to it most. For
-    each relation with at least 100 occurrences the best head is chosen on one treebank and scored on
-    another, with an interval. The best fixed offset is the baseline, and three networks with random weights
-    are the control.
+    A head's guess for a word is the word that it attends to most, or the word that attends to it most. For
+    each relation with at least 100 occurrences the best head is chosen on one treebank and scored on another,
+    with an interval. The best fixed offset is the baseline, and three networks with random weights are the
+    control.
 
-    Example: bertsmith look heads --model models/bert-base --treebank en_ewt-ud-dev.conllu
-    --choose-on en_ewt-ud-train.conllu --out look/
+    Example: bertsmith look heads --model models/bert-base --treebank en_ewt-ud-dev.conllu --choose-on
+    en_ewt-ud-train.conllu --out look/
     """
     from bertsmith.insight.random_control import of_untrained
     from bertsmith.insight.relations import study_relations
@@ -56,7 +56,7 @@ def heads(
     study = partial(study_relations, scored=scored, chosen_on=chosen_on, mode=from_pieces, seed=seed)
     found, untrained = study(bert), of_untrained(bert, study, seed=seed)
     how = (
-        "Head, direction and offset chosen on the sentences that are scored, as in the paper."
+        "Head, direction and offset chosen on the scored sentences, as in the paper."
         if choose_on is None
         else f"Head, direction and offset chosen on {choose_on.name}, scored on {treebank.name}."
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bertsmith.insight.report import Report
 
 PictureOption = Annotated[
-    Path, Option("--out", metavar="FILE", help="Picture (.png) to write; .txt and .json lie beside it.")
+    Path, Option("--out", metavar="FILE", help="Picture (.png) to write, with .txt and .json next to it.")
 ]
 
 
@@ -29,8 +29,8 @@ def layers(
 ) -> None:
     """Show how far each layer moves a token: L2 distance and angle between its input and output.
 
-    The figure with which Lan et al. 2019 compared BERT and ALBERT: if layers share their weights, tokens
-    move more evenly. Each model is compared with three networks with random weights.
+    Lan et al. 2019 compared BERT and ALBERT by this figure: if layers share their weights, tokens move more
+    evenly. Each model is compared with three networks with random weights.
 
     Example: bertsmith look layers --model models/bert models/albert --input texts.txt --out layers.png
     """
@@ -53,7 +53,7 @@ def changes(
     after: Annotated[Path, Argument(metavar="AFTER", help="Result of the training: a run or model folder.")],
     out: PictureOption,
     texts: Annotated[
-        Path | None, Option("--input", metavar="FILE", help="Texts on which the layers are compared, too.")
+        Path | None, Option("--input", metavar="FILE", help="Texts to compare the layers on, too.")
     ] = None,
     longest: looking.Longest = 128,
     device: options.Device = "auto",
@@ -77,7 +77,7 @@ def changes(
 def _checked(out: Path) -> Path:
     if out.suffix.lower() != ".png":
         raise UserError(
-            "is no name of a picture", where=f"`out={out}`", remedy="name a file that ends in .png"
+            "is not the name of a picture", where=f"`out={out}`", remedy="use a file name that ends in .png"
         )
     return out
 

@@ -30,7 +30,7 @@ Texts = Annotated[
 ]
 Longest = Annotated[
     int,
-    Option("--longest", min=8, help="Cut texts to so many tokens; 128 in the published study."),
+    Option("--longest", min=8, help="Truncate texts to this many tokens; 128 in the published study."),
 ]
 Seed = Annotated[int, Option("--seed", min=0, help="Seed of random weights, masks and samples.")]
 
@@ -46,7 +46,7 @@ def name_of_model(model: Path | None, ability: str = "look") -> str:
 
 
 def names_of_models(models: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the models' paths that tell them apart: a/model and b/model."""
+    """Return the shortest unique ends of the models' paths: a/model and b/model."""
     paths = [model.resolve().parts for model in models]
     names = []
     for path in paths:

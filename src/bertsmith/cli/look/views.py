@@ -57,7 +57,7 @@ def attention(
             return
         data = attention_data(bert, given)
     except UserError as error:  # do not truncate: attention differs over half of a text
-        if error.index is None:  # not about the text
+        if error.index is None:  # the error is about something else
             raise
         remedy = "shorten it" if error.remedy == TRUNCATE else error.remedy
         raise replace(error, index=None, where="the text", remedy=remedy) from error
@@ -107,12 +107,12 @@ def words(
     device: options.Device = "auto",
     as_json: options.Json = False,
 ) -> None:
-    """Write a view of the words that decided a text's class, by two methods, and say how faithful they are.
+    """Write a view of the words that decided a text's class, by two methods, with their faithfulness.
 
-    Leave-one-out is what the class's probability loses without the word; gradient x input how the class's
-    score follows the word's vector. Comprehensiveness and sufficiency (DeYoung et al. 2020) measure how much
-    the probability falls without the words that a method ranks first, and with them alone, compared with
-    random words.
+    Leave-one-out is the loss of the class's probability without the word; gradient x input is the change of
+    the class's score with the word's vector. Comprehensiveness and sufficiency (DeYoung et al. 2020) measure
+    how much the probability falls without the words that a method ranks first, and with them alone, compared
+    with random words.
 
     Without --model, the embedded model for sentiment decides.
 
@@ -127,7 +127,7 @@ def words(
     place = _checked(out)
     if bool(text) == (texts is not None):
         remedy = "give a text, or `input=FILE`"
-        raise UserError("it is not clear what to explain", remedy=remedy)
+        raise UserError("nothing to explain", remedy=remedy)
     given: list[TextOrPair] = (
         looking.texts_or_pairs(texts) if texts is not None else [(text, second) if second else text]
     )
@@ -161,6 +161,6 @@ def _show(found: "Sequence[DecidingWords]", faithfulness: "Mapping[str, Faithful
 
 def _checked(out: Path, *others: str) -> Path:
     if out.suffix.lower() not in (".html", ".htm", *others):
-        remedy = f"name a file that ends in {' or '.join(('.html', *others))}"
-        raise UserError("is no name of a page", where=f"`out={out}`", remedy=remedy)
+        remedy = f"use a file name that ends in {' or '.join(('.html', *others))}"
+        raise UserError("is not the name of a page", where=f"`out={out}`", remedy=remedy)
     return out

@@ -40,7 +40,7 @@ class AlbertConfig(TransformerConfig):
 
     def group_of_layers(self) -> list[int]:
         """The group of each layer; layers in a row share one."""
-        # In floating point, as transformers does it: whole numbers would differ where groups divide unevenly.
+        # In floating point, like transformers: whole numbers would differ if groups divide unevenly.
         return [int(layer / (self.layers / self.groups)) for layer in range(self.layers)]
 
     @property
@@ -62,8 +62,8 @@ class AlbertConfig(TransformerConfig):
         """Return the config of a network with only these layers, if all of them share their weights."""
         fewer = super().subset(layers, where=where)
         if self.groups > 1:
-            what = f"layers that share their weights in {self.groups} groups cannot be left out"
-            raise UserError(what, where=where, remedy="take a model that shares all of its layers, or none")
+            what = f"layers that share their weights in {self.groups} groups cannot be removed"
+            raise UserError(what, where=where, remedy="use a model that shares all of its layers, or none")
         return fewer
 
     @classmethod
@@ -80,13 +80,13 @@ class AlbertConfig(TransformerConfig):
 
 
 def read_config(reader: ConfigReader) -> AlbertConfig:
-    """BERT's config with the embedding width and the sharing."""
+    """Return BERT's config with the embedding width and the sharing."""
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu_new"}
     common = bert.read_config(ConfigReader(rates | dict(reader.values), reader.where, reader.used))
     values = {**vars(common), "embedding_width": reader.size("embedding_size", 128)}
     values["head_dropout"] = reader.rate("classifier_dropout_prob", 0.1)
-    # transformers knows groups that share whole layers. Where only a part is shared, a file holds each layer
-    # whole, and these keys are ours.
+    # transformers supports groups that share whole layers. If only a part is shared, a file has each whole
+    # layer, and these keys are ours.
     sharing = cast("Sharing", reader.word("shared_parts", "all", choices=("all", *SHARED_PARTS)))
     if sharing != "all":
         reader.require("num_hidden_groups", common.layers, common.layers)
@@ -102,7 +102,7 @@ def read_config(reader: ConfigReader) -> AlbertConfig:
 
 
 def write_config(config: AlbertConfig) -> dict[str, Any]:
-    """BERT's config with ALBERT's keys."""
+    """Return BERT's config with ALBERT's keys."""
     written = bert.write_config(config)
     written["classifier_dropout_prob"] = written.pop("classifier_dropout")
     written["embedding_size"] = config.embedding_width
@@ -114,7 +114,7 @@ def write_config(config: AlbertConfig) -> dict[str, Any]:
 
 
 def count_parameters(config: AlbertConfig) -> int:
-    """The weights of the encoder and its pooler: shared blocks count once."""
+    """Count the weights of the encoder and its pooler: shared blocks count once."""
     blocks = bert.count_blocks(config)
     if config.sharing != "all":
         count = bert.count_attention if config.sharing == "attention" else bert.count_feed_forward
@@ -124,7 +124,7 @@ def count_parameters(config: AlbertConfig) -> int:
 
 
 def build_encoder(config: AlbertConfig) -> "Transformer":
-    """Narrow embeddings, widened, and as many blocks as there are different ones; some may share parts."""
+    """Build narrow embeddings, widened, and one block for each distinct one; some may share parts."""
     from torch import nn
 
     from bertsmith.model.transformer.transformer import Transformer
@@ -140,7 +140,7 @@ def build_encoder(config: AlbertConfig) -> "Transformer":
 
 
 def encoder_names(config: AlbertConfig) -> Names:
-    """Encoder weights as ALBERT's checkpoints call them."""
+    """Return the names of encoder weights in ALBERT's checkpoints."""
     names = bert.embedding_names(config) | pair_of("embeddings.widen", "encoder.embedding_hidden_mapping_in")
     for number in range(config.blocks):
         group, block = divmod(number, config.blocks_per_group)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def read_config(reader: ConfigReader) -> TransformerConfig:
-    """The config in a config.json with BERT's keys."""
+    """Read the config in a config.json with BERT's keys."""
     reader.require("position_embedding_type", "absolute", "absolute")
     reader.require("add_cross_attention", False, False)
     width = reader.size("hidden_size")
@@ -51,7 +51,7 @@ def read_config(reader: ConfigReader) -> TransformerConfig:
 
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """The config.json with BERT's keys of a config."""
+    """Return the config.json with BERT's keys of a config."""
     return {
         "model_type": config.model_type,
         "vocab_size": config.vocabulary,
@@ -73,37 +73,37 @@ def write_config(config: TransformerConfig) -> dict[str, Any]:
 
 
 def count_parameters(config: TransformerConfig) -> int:
-    """The weights of BERT's encoder and pooler, by arithmetic."""
+    """Count the weights of BERT's encoder and pooler, by arithmetic."""
     return count_embeddings(config) + count_blocks(config) + dense(config.width, config.width)
 
 
 def count_embeddings(config: TransformerConfig) -> int:
-    """The weights of the tables and their LayerNorm."""
+    """Count the weights of the tables and their LayerNorm."""
     rows = config.vocabulary + config.positions + config.segments + config.task_types
     return (rows + 2) * config.embedding_width
 
 
 def count_blocks(config: TransformerConfig) -> int:
-    """The weights of all blocks."""
+    """Count the weights of all blocks."""
     return sum(
         count_attention(config, block) + count_feed_forward(config, block) for block in range(config.blocks)
     )
 
 
 def count_attention(config: TransformerConfig, block: int) -> int:
-    """The weights of a block's attention: four products and a LayerNorm."""
+    """Count the weights of a block's attention: four products and a LayerNorm."""
     mixed = config.heads_in(block) * config.head_width
     return 3 * dense(config.width, mixed) + dense(mixed, config.width) + 2 * config.width
 
 
 def count_feed_forward(config: TransformerConfig, block: int) -> int:
-    """The weights of a block's feed-forward: two products and a LayerNorm."""
+    """Count the weights of a block's feed-forward: two products and a LayerNorm."""
     inner = config.inner_in(block)
     return dense(config.width, inner) + dense(inner, config.width) + 2 * config.width
 
 
 def dense(inputs: int, outputs: int) -> int:
-    """The weights of a linear layer with its bias."""
+    """Count the weights of a linear layer with its bias."""
     return inputs * outputs + outputs
 
 
@@ -111,7 +111,7 @@ def dense(inputs: int, outputs: int) -> int:
 
 
 def build_encoder(config: TransformerConfig) -> "Transformer":
-    """An encoder of BERT's parts."""
+    """Build an encoder of BERT's parts."""
     from bertsmith.model.transformer.transformer import Transformer
 
     blocks = [build_block(config, number) for number in range(config.layers)]
@@ -121,7 +121,7 @@ def build_encoder(config: TransformerConfig) -> "Transformer":
 def build_embeddings(
     config: TransformerConfig, *, first_position: int = 0, widen: "nn.Linear | None" = None
 ) -> "Embeddings":
-    """Word, position and segment tables, and task types where the config has them."""
+    """Build word, position and segment tables, and task types if the config has them."""
     from torch import nn
 
     from bertsmith.model.transformer.transformer import Embeddings, PositionTable, SegmentTable, TaskTypeTable
@@ -140,7 +140,7 @@ def build_embeddings(
 
 
 def build_block(config: TransformerConfig, number: int) -> "PostNormBlock":
-    """One post-norm layer."""
+    """Build one post-norm layer."""
     from torch import nn
 
     from bertsmith.model.attention.rule import AttentionRule
@@ -163,7 +163,7 @@ def build_block(config: TransformerConfig, number: int) -> "PostNormBlock":
 
 
 def encoder_names(config: TransformerConfig) -> Names:
-    """Encoder weights as BERT's checkpoints call them."""
+    """Return the names of encoder weights in BERT's checkpoints."""
     names = embedding_names(config)
     for number in range(config.layers):
         names |= block_names(f"blocks.{number}", f"encoder.layer.{number}")
@@ -171,7 +171,7 @@ def encoder_names(config: TransformerConfig) -> Names:
 
 
 def embedding_names(config: TransformerConfig) -> Names:
-    """The tables and their LayerNorm."""
+    """Return the names of the tables and their LayerNorm."""
     names: Names = {"embeddings.words.weight": ("embeddings.word_embeddings.weight",)}
     names["embeddings.added.position.weight"] = ("embeddings.position_embeddings.weight",)
     if config.segments:
@@ -182,7 +182,7 @@ def embedding_names(config: TransformerConfig) -> Names:
 
 
 def block_names(ours: str, theirs: str) -> Names:
-    """One layer."""
+    """Return the names of one layer."""
     projections = (f"{theirs}.attention.self.{part}" for part in ("query", "key", "value"))
     return {
         **pair_of(f"{ours}.attention.project", *projections),
@@ -198,25 +198,25 @@ def block_names(ours: str, theirs: str) -> Names:
 
 
 def pooler_head(prefix: str) -> HeadSpec[TransformerConfig]:
-    """BERT's pooler, stored with the encoder."""
+    """Return BERT's pooler, stored with the encoder."""
     return HeadSpec(build_pooler, always(pair_of("dense", f"{prefix}pooler.dense")))
 
 
 def build_pooler(config: TransformerConfig, _: int) -> "Pooler":
-    """A dense tanh layer on the sentence row."""
+    """Build a dense tanh layer on the sentence row."""
     from bertsmith.model.heads import Pooler
 
     return Pooler(config.width)
 
 
 def masked_language_head(dense: str, norm: str, bias: str) -> HeadSpec[TransformerConfig]:
-    """The masked-LM head under an architecture's names; the transform ends in the embedding width."""
+    """Return the masked-LM head under an architecture's names; the transform ends in the embedding width."""
     names = {**pair_of("transform.dense", dense), **pair_of("transform.norm", norm), "bias": (bias,)}
     return HeadSpec(build_masked_language_head, always(names))
 
 
 def build_masked_language_head(config: TransformerConfig, _: int) -> "MaskedLanguageHead":
-    """Dense, activation, LayerNorm, then the word embeddings as decoder."""
+    """Build dense, activation and LayerNorm, with the word embeddings as decoder."""
     from torch import nn
 
     from bertsmith.model.heads import MaskedLanguageHead, Transform
@@ -227,19 +227,19 @@ def build_masked_language_head(config: TransformerConfig, _: int) -> "MaskedLang
 
 
 def head_rate(config: TransformerConfig) -> float:
-    """The dropout before a task's output layer."""
+    """Return the dropout before a task's output layer."""
     return config.head_dropout
 
 
 def no_rate(_: TransformerConfig) -> float:
-    """No dropout."""
+    """Return 0: no dropout."""
     return 0.0
 
 
 def linear_head(
     name: str, *, reads: "Reads", outputs: int = 0, rate: Callable[[Any], float] = head_rate
 ) -> HeadSpec[TransformerConfig]:
-    """Dropout and one linear layer; `outputs` 0: one for each label of the task."""
+    """Return a head of dropout and one linear layer; `outputs` 0: one for each label of the task."""
 
     def build(config: TransformerConfig, wanted: int) -> "OutputHead":
         from torch import nn
@@ -253,7 +253,7 @@ def linear_head(
 
 
 def own_activation(config: TransformerConfig) -> str:
-    """The encoder's activation."""
+    """Return the encoder's activation."""
     return config.activation
 
 
@@ -267,7 +267,7 @@ def two_layer_head(
     rate: Callable[[Any], float] = head_rate,
     rate_before: Callable[[Any], float] = no_rate,
 ) -> HeadSpec[TransformerConfig]:
-    """A dense layer with an activation, then a linear one; `outputs` 0: one for each label of the task."""
+    """Return a head of a dense layer with an activation, then a linear one; `outputs` 0: one per label."""
 
     def build(config: TransformerConfig, wanted: int) -> "OutputHead":
         from torch import nn
@@ -284,7 +284,7 @@ def two_layer_head(
 
 
 def pretraining_and_task_heads(prefix: str) -> dict[str, HeadSpec[TransformerConfig]]:
-    """The heads of BERT and of those that kept them (ERNIE)."""
+    """Return the heads of BERT and of architectures that kept them (ERNIE)."""
     return {
         "pooler": pooler_head(prefix),
         "mlm": masked_language_head(
@@ -299,7 +299,7 @@ def pretraining_and_task_heads(prefix: str) -> dict[str, HeadSpec[TransformerCon
 
 
 def published_classes(name: str) -> dict[str, tuple[str, ...]]:
-    """The published classes of BERT and of those that kept its heads."""
+    """Return the published classes of BERT and of architectures that kept its heads."""
     return {
         f"{name}ForPreTraining": ("pooler", "mlm", "nsp"),
         f"{name}ForMaskedLM": ("mlm",),
@@ -313,7 +313,7 @@ def published_classes(name: str) -> dict[str, tuple[str, ...]]:
 
 
 def tied_names(prefix: str) -> dict[str, str]:
-    """The decoder of the masked-LM head is the word embedding table."""
+    """Return the second name of the word embedding table: the decoder of the masked-LM head."""
     return {
         "cls.predictions.decoder.weight": f"{prefix}embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",

@@ -21,7 +21,7 @@ class DebertaConfig(TransformerConfig):
     plain_attention: ClassVar[bool] = False
     norm_eps: float = 1e-7
     max_distance: int
-    """Distances from here on share a bucket."""
+    """Distance from which on tokens share a bucket."""
     buckets: int
     """Buckets of distances to either side; with `max_distance` buckets each distance has its own."""
     pooler_dropout: float = 0.0
@@ -29,7 +29,7 @@ class DebertaConfig(TransformerConfig):
 
 
 def read_config(reader: ConfigReader) -> DebertaConfig:
-    """The config in a config.json; what version 2 has and version 3 has not is rejected."""
+    """Read the config in a config.json; reject settings of version 2 that version 3 lacks."""
     width, positions = reader.size("hidden_size"), reader.size("max_position_embeddings", 512)
     # DeBERTa-v2's XLarge sizes have a convolution, and other models of the type absolute positions.
     for key, default, wanted in (
@@ -76,7 +76,10 @@ def read_config(reader: ConfigReader) -> DebertaConfig:
 
 
 def _check_terms(reader: ConfigReader) -> None:
-    """Stop unless content attends to positions and positions to content; older files write "p2c|c2p"."""
+    """Raise unless content attends to positions and positions to content; older files write "p2c
+
+    c2p".
+    """
     value = reader.values.get("pos_att_type")
     terms = reader.texts("pos_att_type") if not isinstance(value, str) else tuple(value.lower().split("|"))
     reader.used.add("pos_att_type")
@@ -86,7 +89,7 @@ def _check_terms(reader: ConfigReader) -> None:
 
 
 def write_config(config: DebertaConfig) -> dict[str, Any]:
-    """The config.json of a config."""
+    """Return the config.json of a config."""
     written = bert.write_config(config)
     written["cls_dropout"] = written.pop("classifier_dropout")
     return written | {
@@ -105,7 +108,7 @@ def write_config(config: DebertaConfig) -> dict[str, Any]:
 
 
 def build_encoder(config: DebertaConfig) -> "DisentangledEncoder":
-    """BERT's post-norm blocks with disentangled attention, over word vectors alone."""
+    """Build BERT's post-norm blocks with disentangled attention, over word vectors alone."""
     from torch import nn
 
     from bertsmith.model.attention.rule import AttentionRule
@@ -146,7 +149,7 @@ def build_encoder(config: DebertaConfig) -> "DisentangledEncoder":
 
 
 def encoder_names(config: DebertaConfig) -> Names:
-    """Encoder weights as DeBERTa's checkpoints call them."""
+    """Return the names of encoder weights in DeBERTa's checkpoints."""
     names: Names = {
         "embeddings.words.weight": ("embeddings.word_embeddings.weight",),
         "relative.table.weight": ("encoder.rel_embeddings.weight",),
@@ -163,7 +166,7 @@ def encoder_names(config: DebertaConfig) -> Names:
 
 
 def _sentence_head(outputs: int = 0) -> HeadSpec[DebertaConfig]:
-    # The pooler belongs to the task here: published encoders come without one.
+    # The pooler belongs to the task here: published encoders do not have one.
     return bert.two_layer_head(
         "pooler.dense",
         "classifier",
@@ -174,7 +177,7 @@ def _sentence_head(outputs: int = 0) -> HeadSpec[DebertaConfig]:
 
 
 def _second_names() -> dict[str, str]:
-    """The decoder of the masked-LM head, and that head as Microsoft's own files call it."""
+    """Return second names of the decoder of the masked-LM head, and of that head in Microsoft's own files."""
     names = {
         "cls.predictions.decoder.weight": "deberta.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
@@ -188,12 +191,12 @@ def _second_names() -> dict[str, str]:
 
 
 def body_rate(config: DebertaConfig) -> float:
-    """The encoder's own dropout."""
+    """Return the encoder's own dropout."""
     return config.dropout
 
 
 DEBERTA = Architecture(
-    model_type="deberta-v2",  # config.json of version 3 says so too
+    model_type="deberta-v2",  # config.json of version 3 has this type, too
     read_config=read_config,
     write_config=write_config,
     build_encoder=build_encoder,

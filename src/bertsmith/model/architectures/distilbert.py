@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     pass
 
 NORM_EPS = 1e-12
-"""Epsilon of every LayerNorm of a DistilBERT, for which config.json has no key."""
+"""Epsilon of every LayerNorm of a DistilBERT; its config.json lacks a key for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class DistilBertConfig(TransformerConfig):
 
 
 def without_segments(config: EncoderConfig) -> EncoderConfig:
-    """The config as DistilBERT's, which has no segments and no pooler, where a BERT can become one."""
+    """Return the config as a DistilBERT's, without segments and pooler, if it is a BERT's."""
     if config.model_type != "bert" or vars(config)["norm_eps"] != NORM_EPS:
         return config
     own = {"model_type": "distilbert", "segments": 0, "head_dropout": 0.2}
@@ -38,17 +38,17 @@ def without_segments(config: EncoderConfig) -> EncoderConfig:
 
 
 def span_rate(config: DistilBertConfig) -> float:
-    """The dropout before the span head."""
+    """Return the dropout before the span head."""
     return config.span_dropout
 
 
 def body_rate(config: DistilBertConfig) -> float:
-    """The encoder's own dropout."""
+    """Return the encoder's own dropout."""
     return config.dropout
 
 
 def read_config(reader: ConfigReader) -> DistilBertConfig:
-    """The config in a config.json with DistilBERT's keys."""
+    """Read the config in a config.json with DistilBERT's keys."""
     width = reader.size("dim", 768)
     dropout = reader.rate("dropout", 0.1)
     return DistilBertConfig(
@@ -73,7 +73,7 @@ def read_config(reader: ConfigReader) -> DistilBertConfig:
 
 
 def write_config(config: DistilBertConfig) -> dict[str, Any]:
-    """The config.json with DistilBERT's keys."""
+    """Return the config.json with DistilBERT's keys."""
     return {
         "model_type": "distilbert",
         "vocab_size": config.vocabulary,
@@ -94,12 +94,12 @@ def write_config(config: DistilBertConfig) -> dict[str, Any]:
 
 
 def count_parameters(config: DistilBertConfig) -> int:
-    """The weights of the encoder: BERT's without a pooler."""
+    """Count the weights of the encoder: BERT's without a pooler."""
     return bert.count_embeddings(config) + bert.count_blocks(config)
 
 
 def encoder_names(config: DistilBertConfig) -> Names:
-    """Encoder weights as DistilBERT's checkpoints call them."""
+    """Return the names of encoder weights in DistilBERT's checkpoints."""
     names = bert.embedding_names(config)
     for number in range(config.layers):
         ours, theirs = f"blocks.{number}", f"transformer.layer.{number}"

@@ -29,7 +29,7 @@ class ElectraConfig(TransformerConfig):
 
 
 def read_config(reader: ConfigReader) -> ElectraConfig:
-    """BERT's config with the embedding width; the summary in front of a choice only as published."""
+    """Read BERT's config with the embedding width; the summary in front of a choice only as published."""
     for key, published in {
         "summary_type": "first",
         "summary_use_proj": True,
@@ -41,30 +41,30 @@ def read_config(reader: ConfigReader) -> ElectraConfig:
 
 
 def write_config(config: ElectraConfig) -> dict[str, Any]:
-    """BERT's config with the embedding width."""
+    """Return BERT's config with the embedding width."""
     own = {"embedding_size": config.embedding_width, "summary_last_dropout": config.choice_dropout}
     return bert.write_config(config) | own
 
 
 def generator_config(config: ElectraConfig, size: float) -> ElectraConfig:
-    """The config of the masked LM that a discriminator learns from, at a fraction of its width.
+    """Return the config of the masked LM that a discriminator learns from, at a fraction of its width.
 
-    The embeddings keep their width, for both share them.
+    The embeddings keep their width, because both share them.
     """
-    # run_pretraining.py says heads of 64 and four times the width, which for its own sizes is the same.
+    # run_pretraining.py uses heads of 64 and four times the width, the same values for its own sizes.
     width, inner = round(config.width * size), round(config.inner * size)
     return replace(config, width=max(1, width), inner=max(1, inner), heads=max(1, round(config.heads * size)))
 
 
 def count_parameters(config: ElectraConfig) -> int:
-    """The weights of the encoder; it has no pooler."""
+    """Count the weights of the encoder, which lacks a pooler."""
     differ = config.embedding_width != config.width
     widen = bert.dense(config.embedding_width, config.width) if differ else 0
     return bert.count_embeddings(config) + widen + bert.count_blocks(config)
 
 
 def build_encoder(config: ElectraConfig) -> "Transformer":
-    """BERT's encoder; embeddings are widened only where the sizes differ."""
+    """Build BERT's encoder; embeddings are widened only if the sizes differ."""
     from torch import nn
 
     from bertsmith.model.transformer.transformer import Transformer
@@ -76,7 +76,7 @@ def build_encoder(config: ElectraConfig) -> "Transformer":
 
 
 def encoder_names(config: ElectraConfig) -> Names:
-    """BERT's names and the widening layer."""
+    """Return BERT's names and the widening layer."""
     widening = pair_of("embeddings.widen", "embeddings_project")
     return bert.encoder_names(config) | (widening if config.embedding_width != config.width else {})
 
@@ -100,7 +100,7 @@ _GENERATOR_NAMES: Names = {
 
 
 def choice_rate(config: ElectraConfig) -> float:
-    """The dropout before the choice."""
+    """Return the dropout before the choice."""
     return config.choice_dropout
 
 

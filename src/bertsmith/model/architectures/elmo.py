@@ -1,6 +1,6 @@
 """ELMo (Peters et al. 2018): two stacks of LSTMs, one for each direction, over word pieces.
 
-Sizes, dropout and initial weights are those of the published code (allenai/bilm-tf: bin/train_elmo.py and
+Sizes, dropout and initial weights are from the published code (allenai/bilm-tf: bin/train_elmo.py and
 bilm/training.py). Three things deviate from it. Tokens are word pieces with a vector each, not convolutions
 over characters. The softmax has these vectors, too, and scores all pieces, not a sample of them. Cells and
 projections are not clipped at 3, which torch's LSTM cannot do.
@@ -46,12 +46,12 @@ PARTS = {
     "bias_hh_l0": "state_bias",
     "weight_hr_l0": "projection_weight",
 }
-"""torch's names for the parts of an LSTM, and those in our files."""
+"""Maps torch's names for the parts of an LSTM to the names in our files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(EncoderConfig):
-    """Sizes of LSTMs in two directions; the defaults are those of ELMo."""
+    """Sizes of LSTMs in two directions; the defaults are ELMo's."""
 
     views: ClassVar[int] = DIRECTIONS
     direction: Direction = "two-directions"
@@ -72,12 +72,12 @@ class RecurrentConfig(EncoderConfig):
         return f"{super().shape_text()}, two directions of {self.cell:,} cells"
 
     def own_settings(self) -> tuple[str, ...]:
-        """Name what the published ELMo does not have; no class of transformers has any of it."""
+        """Name the settings that the published ELMo lacks; classes of transformers have none of them."""
         return ("word pieces",)
 
     @classmethod
     def of_recipe(cls, values: Mapping[str, Any]) -> Self:
-        """Return the config for a recipe's model section, where word vectors have half of the width."""
+        """Return the config for a recipe's model section; word vectors have half of the width."""
         whole = values["embedding_width"] == values["width"]
         narrow = values["width"] // DIRECTIONS if whole else values["embedding_width"]
         return super().of_recipe({**values, "embedding_width": narrow})
@@ -102,7 +102,7 @@ class RecurrentConfig(EncoderConfig):
         return self.layers * self.layer_bytes(form)
 
     def layer_bytes(self, form: StepForm) -> int:
-        # Of each direction: four gates, cells and mixed states, and what is read and given; a CPU keeps fp32.
+        # For each direction: four gates, cells and mixed states, inputs and outputs; a CPU keeps fp32.
         value = FP32 if form.device == "cpu" else form.value
         of_cells = (GATES + 2) * self.cell * value
         inputs = 2 * self.half * value + self.half * form.dropout_mark
@@ -117,10 +117,10 @@ class RecurrentConfig(EncoderConfig):
 
 
 def read_config(reader: ConfigReader) -> RecurrentConfig:
-    """The config in a config.json, whose keys are ours."""
+    """Read the config in a config.json with our own keys."""
     width, cell = reader.size("hidden_size", 1024), reader.size("cell_size", 4096)
     if width % DIRECTIONS:
-        what = f"a width of {width} has no halves for two directions"
+        what = f"a width of {width} cannot be halved for two directions"
         raise UserError(what, where=reader.where, remedy="make the width even")
     if cell < width // DIRECTIONS:
         what = f"cells of {cell} are narrower than half of the width, {width // DIRECTIONS}"
@@ -143,7 +143,7 @@ def read_config(reader: ConfigReader) -> RecurrentConfig:
 
 
 def write_config(config: RecurrentConfig) -> dict[str, Any]:
-    """The config.json of a config."""
+    """Return the config.json of a config."""
     return {
         "model_type": "elmo",
         "vocab_size": config.vocabulary,
@@ -159,7 +159,7 @@ def write_config(config: RecurrentConfig) -> dict[str, Any]:
 
 
 def count_parameters(config: RecurrentConfig) -> int:
-    """The weights of the encoder: word vectors, and the gates, biases and projection of each LSTM."""
+    """Count the weights of the encoder: word vectors, and the gates, biases and projection of each LSTM."""
     gates = GATES * config.cell * (config.half + config.half + 2)
     projection = config.cell * config.half if config.projected else 0
     return config.vocabulary * config.half + config.layers * DIRECTIONS * (gates + projection)
@@ -169,7 +169,7 @@ def count_parameters(config: RecurrentConfig) -> int:
 
 
 def build_encoder(config: RecurrentConfig) -> "RecurrentEncoder":
-    """Word vectors and LSTMs in two directions."""
+    """Build word vectors and LSTMs in two directions."""
     from torch import nn
 
     from bertsmith.model.recurrent.recurrent_encoder import RecurrentEncoder
@@ -179,7 +179,7 @@ def build_encoder(config: RecurrentConfig) -> "RecurrentEncoder":
 
 
 def encoder_names(config: RecurrentConfig) -> Names:
-    """Encoder weights as our files call them."""
+    """Return the names of encoder weights in our files."""
     names: Names = {"table.weight": ("words.weight",)}
     for layer in range(config.layers):
         for ours, theirs in (("forwards", "forward"), ("backwards", "backward")):
@@ -190,7 +190,7 @@ def encoder_names(config: RecurrentConfig) -> Names:
 
 
 def initial(config: RecurrentConfig) -> InitialRule:
-    """Glorot's deviations for LSTMs, 1 / sqrt(width) for words, and 1 for the biases of forget gates."""
+    """Return Glorot's deviations for LSTMs, 1 / sqrt(width) for words, and 1 for biases of forget gates."""
     gates = math.sqrt(2 / (2 * config.half + GATES * config.cell))
     stds = {
         "weight_ih_l0": gates,
@@ -224,7 +224,7 @@ def _words_head(config: RecurrentConfig, _: int) -> "MaskedLanguageHead":
 
     from bertsmith.model.heads import MaskedLanguageHead
 
-    # As published, half of a state is multiplied with the words as it is.
+    # As published, half of a state is multiplied directly with the words.
     return MaskedLanguageHead(nn.Dropout(config.dropout), config.vocabulary)
 
 
@@ -256,7 +256,7 @@ ELMO = Architecture(
         "span": _linear_head("tokens", "span_outputs", outputs=2),
         "choice": _linear_head("sentence", "chooser", outputs=1),
     },
-    # No library has these classes: the names say which heads a folder of ours holds.
+    # Libraries do not have these classes: the names identify the heads in a folder of ours.
     classes={
         "ElmoForLanguageModelling": ("mlm",),
         "ElmoForSequenceClassification": ("classify",),
@@ -267,6 +267,6 @@ ELMO = Architecture(
     },
     initial=initial,
     tied={"decoder.weight": "elmo.words.weight"},
-    # Its softmax had 793,471 words; of word pieces, BERT's are taken for published.
+    # Its softmax had 793,471 words; for word pieces, BERT's number is assumed.
     pretraining=Pretraining(30_522, count_parameters, RecurrentConfig, min_segments=0),
 )

@@ -10,14 +10,14 @@ from bertsmith.model.transformer.transformer_config import TransformerConfig
 
 
 def read_config(reader: ConfigReader) -> TransformerConfig:
-    """BERT's config and the number of task types."""
+    """Read BERT's config and the number of task types."""
     has_task_types = reader.switch("use_task_id", False)
     task_types = reader.size("task_type_vocab_size", 3)
     return replace(bert.read_config(reader), task_types=task_types if has_task_types else 0)
 
 
 def write_config(config: TransformerConfig) -> dict[str, Any]:
-    """BERT's config and the number of task types."""
+    """Return BERT's config and the number of task types."""
     tasks = {"task_type_vocab_size": config.task_types} if config.task_types else {}
     return bert.write_config(config) | {"use_task_id": bool(config.task_types)} | tasks
 

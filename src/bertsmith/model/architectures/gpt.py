@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GptConfig(TransformerConfig):
-    """A config that reads from left to right; the defaults are those of transformers (GPT2Config)."""
+    """A config that reads from left to right; the defaults are from transformers (GPT2Config)."""
 
     segments: int = 0
     activation: str = "gelu_new"
@@ -33,9 +33,9 @@ class GptConfig(TransformerConfig):
     embedding_dropout: float = 0.1
     direction: Direction = "left-to-right"
     begin_id: int | None = None
-    """The token that a text begins with; None if it has none."""
+    """Token at the beginning of a text, or None."""
     end_id: int | None = None
-    """The token that a text ends with; None if it has none."""
+    """Token at the end of a text, or None."""
 
     def word_products(self) -> int:
         """Return the multiplications of its head, which is the word table alone."""
@@ -51,7 +51,7 @@ class GptConfig(TransformerConfig):
 
 
 def read_config(reader: ConfigReader) -> GptConfig:
-    """The config in a config.json with GPT-2's keys."""
+    """Read the config in a config.json with GPT-2's keys."""
     for key, only in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         reader.require(key, only, only)
     reader.require("add_cross_attention", False, False)
@@ -73,7 +73,7 @@ def read_config(reader: ConfigReader) -> GptConfig:
         attention_dropout=reader.rate("attn_pdrop", 0.1),
         head_dropout=reader.rate("classifier_dropout", 0.1),
         initial_std=reader.number("initializer_range", 0.02),
-        # Published files name no padding; packed texts have none, and its id is filler only.
+        # Published files do not define padding; packed texts do not need it, and its id is filler only.
         pad_id=reader.size("pad_token_id", ends[1] or 0, least=0),
         begin_id=ends[0],
         end_id=ends[1],
@@ -86,7 +86,7 @@ def _optional(reader: ConfigReader, key: str) -> int | None:
 
 
 def write_config(config: GptConfig) -> dict[str, Any]:
-    """The config.json with GPT-2's keys of a config."""
+    """Return the config.json with GPT-2's keys of a config."""
     return {
         "model_type": "gpt2",
         "vocab_size": config.vocabulary,
@@ -109,7 +109,7 @@ def write_config(config: GptConfig) -> dict[str, Any]:
 
 
 def count_parameters(config: GptConfig) -> int:
-    """The weights of the encoder: the tables without a norm, the blocks, and the final norm."""
+    """Count the weights of the encoder: the tables without a norm, the blocks, and the final norm."""
     rows = config.vocabulary + config.positions + 2
     return rows * config.width + bert.count_blocks(config)
 
@@ -118,7 +118,7 @@ def count_parameters(config: GptConfig) -> int:
 
 
 def build_encoder(config: GptConfig) -> "Transformer":
-    """Word and position tables, pre-norm blocks and a last LayerNorm."""
+    """Build word and position tables, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
     from bertsmith.model.transformer.transformer import Embeddings, PositionTable, Transformer
@@ -157,7 +157,10 @@ def _build_block(config: GptConfig, number: int) -> "PreNormBlock":
 
 
 def initial(config: GptConfig) -> InitialRule:
-    """Layers that write to the residual stream start smaller, positions at half (openai/gpt-2, model.py)."""
+    """Return the rule: layers that write to the residual stream start smaller, positions at half.
+
+    As in openai/gpt-2, model.py.
+    """
     smaller = config.initial_std / math.sqrt(2 * config.layers)
 
     def std(name: str) -> float:
@@ -171,11 +174,11 @@ def initial(config: GptConfig) -> InitialRule:
 # ---- the names of the published weights
 
 TRANSPOSED = ("attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight")
-"""GPT-2's own linear layer, Conv1D, holds [inputs, outputs]."""
+"""Weights of GPT-2's own linear layer, Conv1D, which are stored as [inputs, outputs]."""
 
 
 def encoder_names(config: GptConfig) -> Names:
-    """Encoder weights as GPT-2's checkpoints call them."""
+    """Return the names of encoder weights in GPT-2's checkpoints."""
     names: Names = {"embeddings.words.weight": ("wte.weight",)}
     names["embeddings.added.position.weight"] = ("wpe.weight",)
     for number in range(config.layers):
@@ -230,7 +233,7 @@ GPT = Architecture(
         "GPT2ForTokenClassification": ("tag",),
         "GPT2ForQuestionAnswering": ("span",),
         "GPT2Model": (),
-        "GPT2DoubleHeadsModel": ("mlm",),  # read only: a writer takes the first class that fits
+        "GPT2DoubleHeadsModel": ("mlm",),  # for reading only: a writer uses the first class that fits
     },
     initial=initial,
     tied={"lm_head.weight": "transformer.wte.weight"},

@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 POOLING = {"first": "cls", "mean": "mean"}
 OWN_POOLING = {"first": "first", "mean": "average"}
-"""With our own type: at another word than its own, a ModernBERT class of transformers that is called by name
-stops, too, where it would only warn of another type."""
+"""Pooling names for our own type: a ModernBERT class of transformers that is called by name raises an error
+at them, while it only warns about another type.
+"""
 OTHER_TOKENS = ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
-"""Ids that the tokenizer defines; without them transformers uses those of the published vocabulary and
-warns where ours has fewer tokens."""
+"""Ids that the tokenizer defines; without them transformers uses the ids of the published vocabulary and
+warns if our vocabulary has fewer tokens.
+"""
 
 EVERY = 3
 """Distance between global layers, as published, from the first layer on."""
@@ -38,14 +40,14 @@ NORMS: tuple[Norm, ...] = ("layernorm", "rmsnorm")
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(TransformerConfig):
-    """A config whose layers look at everything or at a window, each with rotary positions of its own base.
+    """A config with layers that see the whole sequence or a window, each with its own rotary base.
 
     The defaults are the published ones (transformers, configuration_modernbert.py).
     """
 
     head_dropout: float = 0.0
     global_layers: tuple[int, ...]
-    """The numbers, from 0, of the layers that see everything; the others see a window."""
+    """Numbers, from 0, of the global layers; the others see a window."""
     local_attention: int = 128
     """Tokens that a local layer sees on both sides together."""
     global_theta: float = 160_000.0
@@ -62,18 +64,18 @@ class ModernBertConfig(TransformerConfig):
     gated: bool = True
     """True if one half of the feed-forward's inner values is multiplied by the other."""
     norm: Norm = "layernorm"
-    """rmsnorm has no gains."""
+    """Kind of norm; rmsnorm does not have gains."""
     qk_norm: bool = False
     """True if each head normalises its queries and keys."""
     sandwich_norm: bool = False
     """True if the output of a sub-layer is normalised, too."""
 
     def expanded_in(self, block: int) -> int:
-        """Twice the inner width where one half of it is a gate."""
+        """Return twice the inner width if one half of it is a gate."""
         return 2 * self.inner_in(block) if self.gated else self.inner_in(block)
 
     def seen_tokens(self, length: float, layer: int) -> float:
-        """A local layer sees its window at most."""
+        """Return at most the window for a local layer."""
         return length if layer in self.global_layers else min(length, self.local_attention + 1)
 
     def own_settings(self) -> tuple[str, ...]:
@@ -91,14 +93,14 @@ class ModernBertConfig(TransformerConfig):
         """Return the config of a network with only these layers, each with its own reach."""
         fewer = super().subset(layers, where=where)
         if 0 in layers[1:] or layers[0] != 0:
-            what = "a ModernBERT's first layer has no norm before its attention, and stays the first"
+            what = "a ModernBERT's first layer lacks the norm before its attention, so it must stay the first"
             raise UserError(what, where=where, remedy="keep layer 0, once")
         seeing_all = [number for number, each in enumerate(layers) if each in self.global_layers]
         return replace(fewer, global_layers=tuple(seeing_all))
 
     @classmethod
     def of_recipe(cls, values: Mapping[str, Any]) -> Self:
-        """Return the config for a recipe's model section, whose `global_layers` may be a step."""
+        """Return the config for a recipe's model section, where `global_layers` may be a step."""
         layers, gated = values["global_layers"], values["gated"]
         if isinstance(layers, int):
             layers = tuple(range(0, values["layers"], layers))
@@ -113,7 +115,7 @@ class ModernBertConfig(TransformerConfig):
 
 
 def read_config(reader: ConfigReader) -> ModernBertConfig:
-    """The config in a config.json, in the form of 2024 or in today's."""
+    """Read the config in a config.json, in the form of 2024 or in today's."""
     width = reader.size("hidden_size", 768)
     layers = reader.size("num_hidden_layers", 22, most=MAX_LAYERS)
     heads = reader.size("num_attention_heads", 12)
@@ -164,7 +166,7 @@ def read_config(reader: ConfigReader) -> ModernBertConfig:
 
 def _read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
     every = reader.size("global_attn_every_n_layers", EVERY)
-    # Today's files list every layer; those of 2024 say how many layers lie from one global one to the next.
+    # Today's files list every layer; the files of 2024 have the distance between global layers.
     listed = reader.texts("layer_types")
     reach = listed or tuple(LOCAL if layer % every else GLOBAL for layer in range(layers))
     if len(reach) != layers or not set(reach) <= {GLOBAL, LOCAL}:
@@ -174,7 +176,7 @@ def _read_global_layers(reader: ConfigReader, layers: int) -> tuple[int, ...]:
 
 
 def _read_thetas(reader: ConfigReader) -> tuple[float, float]:
-    """The rotary bases of global and local layers: today's table, or the two keys of 2024."""
+    """Return the rotary bases of global and local layers: today's table, or the two keys of 2024."""
     reader.require("rope_scaling", None, None)
     everywhere = reader.number("global_rope_theta", 160_000.0)
     local = reader.number("local_rope_theta", 10_000.0)
@@ -184,7 +186,7 @@ def _read_thetas(reader: ConfigReader) -> tuple[float, float]:
     for kind, entry in table.items():
         if kind not in (GLOBAL, LOCAL) or not isinstance(entry, Mapping):
             what = f"rope_parameters has {kind!r}: {entry!r}"
-            remedy = f"only tables for {GLOBAL} and {LOCAL} are known"
+            remedy = f"only tables for {GLOBAL} and {LOCAL} are supported"
             raise UserError(what, where=reader.where, remedy=remedy)
     return _theta_in(table, GLOBAL, everywhere, reader), _theta_in(table, LOCAL, local, reader)
 
@@ -196,7 +198,7 @@ def _theta_in(table: Mapping[str, Any], kind: str, default: float, reader: Confi
 
 
 def write_config(config: ModernBertConfig) -> dict[str, Any]:
-    """The config.json in today's form; with our own type and keys where a setting is none of ModernBERT's."""
+    """Return the config.json in today's form; our own type and keys for settings that ModernBERT lacks."""
     is_own = bool(config.own_settings())
     own = {
         "gated": config.gated,
@@ -241,8 +243,8 @@ def write_config(config: ModernBertConfig) -> dict[str, Any]:
 
 
 def count_parameters(config: ModernBertConfig) -> int:
-    """The weights of the encoder; it has no pooler."""
-    # A recipe has no key for biases, and ModernBERT no biases.
+    """Count the weights of the encoder, which lacks a pooler."""
+    # Recipes do not have a key for biases, and ModernBERT does not have biases.
     norms = 2 + 2 * config.layers - 1 + (2 * config.layers if config.sandwich_norm else 0)
     gains = norms * config.width if config.norm == "layernorm" else 0
     attention = 4 * config.head_width * sum(config.heads_in(layer) for layer in range(config.layers))
@@ -251,7 +253,7 @@ def count_parameters(config: ModernBertConfig) -> int:
 
 
 def build_encoder(config: ModernBertConfig) -> "Transformer":
-    """Word embeddings, pre-norm blocks and a last LayerNorm."""
+    """Build word embeddings, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
     from bertsmith.model.transformer.transformer import Embeddings, Transformer
@@ -285,7 +287,7 @@ def _build_block(config: ModernBertConfig, layer: int) -> "PreNormBlock":
     attention = SelfAttention(
         attention_shape(config, layer), rule=rule, bias=config.attention_bias, rotary=rotary
     )
-    # The embeddings are normalised already: the first layer does not do it twice.
+    # The embeddings are already normalised: the first layer does not do it twice.
     first = nn.Identity() if layer == 0 else _norm(config)
     added = [_norm(config) for _ in range(2)] if config.sandwich_norm else []
     norms, feed_forward = Norms(first, _norm(config), *added), _feed_forward(config, layer)
@@ -308,12 +310,12 @@ def _norm(config: ModernBertConfig) -> "nn.LayerNorm | nn.RMSNorm":
 
 
 def encoder_names(config: ModernBertConfig) -> Names:
-    """Encoder weights as ModernBERT's checkpoints call them."""
+    """Return the names of encoder weights in ModernBERT's checkpoints."""
     names: Names = {"embeddings.words.weight": ("embeddings.tok_embeddings.weight",)}
     names |= _norm_names(config, "embeddings.norm", "embeddings.norm")
     for layer in range(config.layers):
         ours, theirs = f"blocks.{layer}", f"layers.{layer}"
-        if layer:  # the first has none: see `_build_block`
+        if layer:  # the first layer lacks it: see `_build_block`
             names |= _norm_names(config, f"{ours}.attention_norm", f"{theirs}.attn_norm")
         if config.sandwich_norm:
             names |= _norm_names(config, f"{ours}.attention_output_norm", f"{theirs}.attn_output_norm")
@@ -359,7 +361,7 @@ def _masked_language_names(config: ModernBertConfig) -> Names:
 def _output_head(
     reads: "Reads", outputs: int = 0, *, part: str = "", drops: bool = True
 ) -> HeadSpec[ModernBertConfig]:
-    """The classifier behind a transform; those of a `part` of their own are in no published class."""
+    """Build the classifier behind a transform; published classes do not have one with a separate `part`."""
 
     def build(config: ModernBertConfig, wanted: int) -> "OutputHead":
         from torch import nn
@@ -376,10 +378,10 @@ def _output_head(
 
 
 def generator_config(config: ModernBertConfig, size: float) -> ModernBertConfig:
-    """The config of the masked LM that a discriminator learns from, with a fraction of its layers.
+    """Return the config of the masked LM that a discriminator learns from, with a fraction of its layers.
 
-    It is as wide as the discriminator (He et al. 2021, DeBERTaV3): both share embeddings, and nothing here
-    makes them narrower.
+    It is as wide as the discriminator (He et al. 2021, DeBERTaV3): both share embeddings, which cannot be
+    made narrower here.
     """
     layers = max(1, round(config.layers * size))
     return replace(
@@ -392,7 +394,9 @@ def generator_config(config: ModernBertConfig, size: float) -> ModernBertConfig:
 
 
 def initial(config: ModernBertConfig) -> InitialRule:
-    """Layers that write to the residual stream start smaller; task outputs start at 1 / sqrt(width)."""
+    """Return the rule: layers that write to the residual stream start smaller, task outputs at 1 /
+    sqrt(width).
+    """
     smaller = config.initial_std / math.sqrt(2 * config.layers)
 
     def std(name: str) -> float:
@@ -412,7 +416,7 @@ MODERNBERT = Architecture(
     prefix="model.",
     heads={
         "mlm": HeadSpec(_build_masked_language_head, _masked_language_names),
-        # As BERT's and ELECTRA's, they drop nothing out. The names are ours: transformers passes over them.
+        # Without dropout, like BERT's and ELECTRA's. The names are ours: transformers ignores them.
         "nsp": _output_head("sentence", outputs=2, part="pair_", drops=False),
         "replaced": _output_head("tokens", outputs=1, part="replaced_", drops=False),
         "classify": _output_head("sentence"),

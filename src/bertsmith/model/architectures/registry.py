@@ -24,15 +24,15 @@ ARCHITECTURES: dict[str, Architecture[Any]] = {
 }
 
 QUANTISED_TYPE = "bertsmith-quantised"
-"""The model_type of a folder whose weights are whole numbers; what they were before stands beside it."""
+"""The model_type of a folder with quantised weights; the folder also has the original type."""
 
 
 def architecture_of(model_type: str, *, where: str = "") -> Architecture[Any]:
-    """The architecture of this name in a config.json."""
+    """Return the architecture of this name in a config.json."""
     if model_type == QUANTISED_TYPE:
         remedy = "train the model that it was made from, and quantise again"
-        raise UserError("the model is quantised, and cannot learn", where=where, remedy=remedy)
+        raise UserError("the model is quantised, so it cannot learn", where=where, remedy=remedy)
     if model_type not in ARCHITECTURES:
-        remedy = f"bertsmith knows {', '.join(ARCHITECTURES)}"
+        remedy = f"bertsmith supports {', '.join(ARCHITECTURES)}"
         raise UserError(f"unknown model_type {model_type!r}", where=where, remedy=remedy)
     return ARCHITECTURES[model_type]

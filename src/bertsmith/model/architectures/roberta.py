@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class RobertaConfig(TransformerConfig):
-    """A config whose padding id comes second in the vocabulary."""
+    """A config with the padding id second in the vocabulary."""
 
     positions_from_pad_id: ClassVar[bool] = True
     pad_id: int = 1
 
 
 def first_position(config: RobertaConfig) -> int:
-    """The row of the first token in the position table (fairseq: padding id + 1)."""
+    """Return the row of the first token in the position table (fairseq: padding id + 1)."""
     return config.pad_id + 1
 
 
 def read_config(reader: ConfigReader) -> RobertaConfig:
-    """BERT's config, less the position rows that no token uses."""
+    """Return BERT's config without the position rows that are not used."""
     values = vars(bert.read_config(reader)) | {"pad_id": reader.size("pad_token_id", 1, least=0)}
     config = RobertaConfig(**values)
     return replace(config, positions=config.positions - first_position(config))
 
 
 def write_config(config: RobertaConfig) -> dict[str, Any]:
-    """BERT's config with RoBERTa's count of positions."""
+    """Return BERT's config with RoBERTa's count of positions."""
     rows = config.positions + first_position(config)
     return bert.write_config(config) | {"max_position_embeddings": rows}
 
 
 def count_parameters(config: RobertaConfig) -> int:
-    """The weights of BERT's encoder and pooler, and of the position rows that no token uses."""
+    """Count the weights of BERT's encoder and pooler, and of the unused position rows."""
     return bert.count_parameters(config) + first_position(config) * config.embedding_width
 
 
 def build_encoder(config: RobertaConfig) -> "Transformer":
-    """BERT's encoder with shifted positions."""
+    """Build BERT's encoder with shifted positions."""
     from bertsmith.model.transformer.transformer import Transformer
 
     embeddings = bert.build_embeddings(config, first_position=first_position(config))
@@ -56,7 +56,7 @@ def build_encoder(config: RobertaConfig) -> "Transformer":
 HEADS: dict[str, HeadSpec[RobertaConfig]] = {
     "pooler": bert.pooler_head("roberta."),
     "mlm": bert.masked_language_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
-    # From the raw sentence row through a layer of its own: the pooler was never trained.
+    # From the raw sentence row through a separate layer: the pooler was never trained.
     "classify": bert.two_layer_head(
         "classifier.dense", "classifier.out_proj", activation=lambda _: "tanh", rate_before=bert.head_rate
     ),
@@ -67,7 +67,7 @@ HEADS: dict[str, HeadSpec[RobertaConfig]] = {
 
 
 def published_classes(name: str) -> dict[str, tuple[str, ...]]:
-    """The published classes of RoBERTa and of those that are RoBERTa by another name."""
+    """Return the published classes of RoBERTa and of models that are RoBERTa by another name."""
     return {
         f"{name}ForMaskedLM": ("mlm",),
         f"{name}ForSequenceClassification": ("classify",),

@@ -47,8 +47,8 @@ def flash_fits(head_width: int, device: torch.device) -> bool:
 def flash_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Flash attention over packed sequences; a window of -1 sees everything, as in ours."""
-    # The kernel rejects a causal flag together with a window: a window that ends at the query says the same.
+    """Compute flash attention over packed sequences; a window of -1 sees everything, as in ours."""
+    # The kernel rejects a causal flag together with a window: a window that ends at the query is equivalent.
     after = 0 if rule.causal else rule.window
     return flash_attention_varlen(
         (query_THK, key_THK, value_THK),
@@ -74,7 +74,7 @@ def efficient_takes(inputs: Projection, _layout: Layout, rule: AttentionRule) ->
 def efficient_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
+    """Compute memory-efficient attention over packed sequences, for fp32 and for GPUs without flash."""
     operands_1THK = (query_THK[None], key_THK[None], value_THK[None])
     packed = PackedSequences(layout.starts_S1, layout.longest)
     return efficient_attention_varlen(operands_1THK, packed, causal=rule.causal)[0]
@@ -108,9 +108,9 @@ KERNELS = {
     "flash": Kernel("cuda", flash_takes, of_three(flash_attention)),
     # Single precision or an older GPU, without dropout or window.
     "efficient": Kernel("cuda", efficient_takes, of_three(efficient_attention)),
-    # Training on sequences of up to 128 tokens: one pass of products where the fused kernel needs two.
+    # Training on sequences of up to 128 tokens: one pass of products instead of the fused kernel's two.
     "products": Kernel("cpu", products_take, of_three(product_attention)),
-    # Everything else, also under torch.compile: sequences of like length are one dense problem.
+    # Everything else, also under torch.compile: sequences of similar length are one dense problem.
     "grouped": Kernel("any", lambda *_: True, of_three(grouped_attention)),
 }
 """In order of preference: the first that takes its inputs computes them. The tests try each where it runs."""
@@ -119,7 +119,7 @@ KERNELS = {
 def attend(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
     """Return each requested row's mix of the values of its own sequence, by the fastest form that fits."""
     if rule.backwards:
-        # No kernel looks to the right only, and each can look to the left: the same in the row turned.
+        # Kernels cannot look only to the right, but to the left: reverse the row.
         query_THK, key_THK, value_THK = (each.flip(0) for each in inputs.apart())
         turned = Layout((query_THK.shape[0] - layout.starts_S1).flip(0), layout.longest)
         back_to_front = replace(inputs, vectors=(query_THK, key_THK, value_THK), rows=ALL)
@@ -127,4 +127,4 @@ def attend(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
     for kernel in KERNELS.values():
         if kernel.device in ("any", inputs.hidden_TD.device.type) and kernel.takes(inputs, layout, rule):
             return kernel.attend(inputs, layout, rule)
-    raise AssertionError("the last kernel takes everything")
+    raise AssertionError("the last kernel supports everything")

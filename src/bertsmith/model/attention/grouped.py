@@ -1,11 +1,12 @@
-"""Attention over groups of sequences of like length: for CPUs, Apple mps and what no GPU kernel takes.
+"""Attention over groups of sequences of similar length: for CPUs, Apple mps and anything without a GPU
+kernel.
 
 Shapes: T packed tokens, H heads, K head width; in one group G sequences of N rows each, filler included.
 
-A group is one dense [G, H, N, K] problem. Equal lengths need no filler; where dropout needs a mask anyway,
-lengths that differ by a few tokens share a group, as a dozen small problems cost more than a little filler.
-Grouping looks at the lengths, which a traced graph must not do, so the whole is one custom operator with a
-fake and a backward of its own.
+A group is one dense [G, H, N, K] problem. Equal lengths need no filler; if dropout needs a mask anyway,
+lengths that differ by a few tokens share a group, because a dozen small problems cost more than a little
+filler. Grouping reads the lengths, which a traced graph must not do, so the whole form is one custom operator
+with its own fake and backward.
 """
 
 import os
@@ -30,7 +31,9 @@ from bertsmith.packed import Layout
 GROUP_COST = 24_000
 """Fixed cost of a group, in scores that could be computed instead; measured on two CPUs."""
 CACHED_PLANS = 16 + 2 * (os.cpu_count() or 1)
-"""All layers of a pass ask for the same plan, and on a CPU as many passes are at work as there are cores."""
+"""Maximum cached plans: all layers of a pass use the same plan, and a CPU runs as many passes as it has
+cores.
+"""
 
 
 # ---- one group: a dense problem, both passes, by the fused CPU kernel or written out
@@ -59,46 +62,47 @@ class DenseAttention:
 
     operands: Operands
     bias: Tensor | None
-    """Added to the scores [G or 1, 1, N, N]: what `lowered` makes of hidden keys; None where all are seen."""
+    """Bias added to the scores [G or 1, 1, N, N]: `lowered` for hidden keys; None if all are seen."""
     causal: bool
-    """Later keys are hidden, though no bias says so."""
+    """True if later keys are hidden without a bias."""
     dropout: float
     generator: torch.Generator | None
     """Generator of dropout, with the same seed in both passes; None without dropout."""
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """The mix, and the normalisers [G, H, N]."""
+        """Return the mix, and the normalisers [G, H, N]."""
         if not self._suits_fused_kernel():
             return self._written_out_forward()
         fused = partial(flash_attention_for_cpu, *self.operands, causal=self.causal)
         mixed_GHNK, normalisers_GHN = fused(bias=self.bias)
         if self.generator is None:
             return mixed_GHNK, normalisers_GHN
-        # The fused kernel knows no dropout, but it knows hidden keys: the mix of the kept keys alone is too
-        # large by what the dropped ones had in the softmax, and the two normalisers say how much that is.
+        # The fused kernel does not support dropout, but it supports hidden keys. The mix of only the kept
+        # keys is too large by the fraction of the dropped ones in the softmax, which follows from the two
+        # normalisers.
         mixed_GHNK, of_kept_GHN = fused(bias=self._bias_of_dropped())
         fraction_GHN = (of_kept_GHN - normalisers_GHN).exp_() / (1 - real_probability(self.dropout))
         return (mixed_GHNK * fraction_GHN[..., None]).to(mixed_GHNK.dtype), normalisers_GHN
 
     def backward(self, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of query, key and value."""
+        """Return the gradients of query, key and value."""
         if not self._suits_fused_kernel():
             return self._written_out_backward(saved)
         fused = partial(flash_attention_for_cpu_backward, causal=self.causal)
         if self.generator is None:
             return fused(self.operands, saved, bias=self.bias)
-        # With probabilities P, kept ones M and c = gradient . mix, the gradient of the scores is
-        # P * (M * gradient @ values' - c): one pass without c over the kept keys, one with nothing else.
+        # With probabilities P, kept ones M and c = gradient . mix, the gradient of the scores is P * (M *
+        # gradient @ values' - c): one pass without c over the kept keys, and one with only c.
         query, key, _ = self.operands
         gradient, mixed, normalisers = saved
-        nothing = torch.zeros_like(mixed)  # for a mix it makes c 0; for values it leaves nothing but c
+        nothing = torch.zeros_like(mixed)  # for a mix it makes c 0; for values it leaves only c
         kept = Saved(gradient / (1 - real_probability(self.dropout)), nothing, normalisers)
         to_query, to_key, to_value = fused(self.operands, kept, bias=self._bias_of_dropped())
         more_to_query, more_to_key, _ = fused((query, key, nothing), saved, bias=self.bias)
         return to_query.add_(more_to_query), to_key.add_(more_to_key), to_value
 
     def _suits_fused_kernel(self) -> bool:
-        # torch has this kernel, which gives the normalisers as well, for CPUs alone.
+        # torch has this kernel, which also returns the normalisers, for CPUs only.
         return self.operands.query_GHNK.device.type == "cpu"
 
     def _written_out_forward(self) -> tuple[Tensor, Tensor]:
@@ -110,10 +114,11 @@ class DenseAttention:
         mixed_GHNK = (probabilities_GHNN.to(value.dtype) @ value).mul_(
             1 / (1 - real_probability(self.dropout))
         )
-        return mixed_GHNK, probabilities_GHNN.new_zeros(value.shape[:3])  # the backward pass needs none
+        # the backward pass does not need any
+        return mixed_GHNK, probabilities_GHNN.new_zeros(value.shape[:3])
 
     def _written_out_backward(self, saved: Saved) -> tuple[Tensor, Tensor, Tensor]:
-        # The probabilities are computed again: [N, N] of every layer and head would fill the memory.
+        # The probabilities are computed again: [N, N] for every layer and head would fill the memory.
         query, key, value = self.operands
         gradient = saved.gradient_GHNK * (1 / (1 - real_probability(self.dropout)))
         probabilities_GHNN, dropped_GHNN = self._probabilities(), self._dropped()
@@ -139,9 +144,9 @@ class DenseAttention:
         return (scores_GHNN if self.bias is None else scores_GHNN.add_(self.bias)).softmax(-1, dtype=exact)
 
     def _bias_of_dropped(self) -> Tensor:
-        """The bias with the dropped keys hidden, too [G, H, N, N]."""
+        """Return the bias with the dropped keys also hidden [G, H, N, N]."""
         query, dropped_GHNN = self.operands.query_GHNK, self._dropped()
-        assert dropped_GHNN is not None, "only asked for under dropout"
+        assert dropped_GHNN is not None, "only used under dropout"
         others = query.new_zeros(()) if self.bias is None else self.bias
         return torch.where(dropped_GHNN, query.new_full((), lowest(query.dtype)), others)
 
@@ -149,24 +154,25 @@ class DenseAttention:
         """Return a mask of the dropped probabilities [G, H, N, N], if any."""
         if self.generator is None:
             return None
-        # Both passes sample group after group from one seed, so the backward drops what the forward dropped.
+        # Both passes sample group after group from one seed, so the backward pass drops the same values as
+        # the forward pass.
         groups, heads, length, _ = self.operands.query_GHNK.shape
         shape, device = (groups, heads, length, length), self.operands.query_GHNK.device
         return bernoulli_mask(self.dropout, shape, device, self.generator)
 
 
 def exact_type(dtype: torch.dtype) -> torch.dtype:
-    """The type of scores and normalisers: fp32 or better."""
+    """Return the type of scores and normalisers: fp32 or better."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def lowest(dtype: torch.dtype) -> float:
-    """The score of a hidden key; minus infinity would make no number of a query that sees no key at all."""
+    """Return the score of a hidden key; minus infinity would give NaN for a query that sees no key at all."""
     return torch.finfo(dtype).min / 2
 
 
 def lowered(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """The bias that hides keys."""
+    """Return the bias that hides keys."""
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, lowest(dtype))
 
 
@@ -184,23 +190,23 @@ def unseen(length: int, *, causal: bool, window: int, device: torch.device) -> T
 
 
 def groups_by_length(lengths: np.ndarray, group_scores: int) -> list[np.ndarray]:
-    """The members of each group, as masks over the sequences; empty sequences are in none.
+    """Return the members of each group, as masks over the sequences; empty sequences are in none.
 
-    A group of G sequences up to the length N costs G * N * N + `group_scores` scores of a head; with 0 for
-    the latter, a group holds one length only and no filler.
+    A group of G sequences up to the length N costs G * N * N + `group_scores` scores of a head; if the latter
+    is 0, a group contains one length only and no filler.
     """
-    # Over the different lengths, not over the sequences: a batch has far more of the latter.
+    # Over the different lengths, not over the sequences: a batch has far more sequences.
     found, counts = np.unique(lengths[lengths > 0], return_counts=True)
     edges = cheapest_edges(found, counts, group_scores)
     return [(lengths > low) & (lengths <= high) for low, high in pairwise(edges)]
 
 
 def cheapest_edges(lengths: np.ndarray, counts: np.ndarray, group_scores: int) -> list[int]:
-    """Between which lengths to cut, so that filler and groups together cost least; 0 comes first."""
+    """Return the cuts between lengths that minimise the cost of filler and groups; 0 comes first."""
     if not group_scores:
         return [0, *lengths.tolist()]
     # Dynamic programming over the sorted lengths: the cheapest cut of the first `end` of them ends with one
-    # group, whose width is the longest, behind the cheapest cut of what comes before.
+    # group, as wide as its longest, after the cheapest cut of the lengths before it.
     before = np.append(0, np.cumsum(counts))
     costs, cuts = np.zeros(len(lengths) + 1, np.int64), np.zeros(len(lengths) + 1, np.int64)
     for end, length in enumerate(lengths, start=1):
@@ -215,17 +221,19 @@ def cheapest_edges(lengths: np.ndarray, counts: np.ndarray, group_scores: int) -
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Sequences of like length, laid out as [G, N] with filler behind the shorter ones."""
+    """Sequences of similar length, laid out as [G, N] with filler after the shorter ones."""
 
     sequences: int
     width: int
     rows: slice | Tensor
-    """Their packed rows [G * N], a slice where they lie side by side; filler repeats its sequence's first."""
+    """Packed rows of the sequences [G * N], a slice if they are contiguous; filler repeats a sequence's first
+    row.
+    """
     real: tuple[Tensor, Tensor] | None
     """Mask of the G * N that are not filler, and their packed rows; None without filler."""
 
     def gather(self, values: Tensor) -> Tensor:
-        """The rows of this group as [G, H, N, ...]."""
+        """Return the rows of this group as [G, H, N, ...]."""
         chosen = values[self.rows] if isinstance(self.rows, slice) else values.index_select(0, self.rows)
         return chosen.view(self.sequences, self.width, *chosen.shape[1:]).transpose(1, 2)
 
@@ -240,7 +248,7 @@ class _Group:
         return laid_out.view(self.sequences, self.width, *values.shape[1:]).transpose(1, 2)
 
     def scatter(self, values_GHN: Tensor, whole: Tensor) -> None:
-        """Put what `gather` would bring back into the whole."""
+        """Write the rows that `gather` would return back into the whole."""
         laid_out = values_GHN.transpose(1, 2).flatten(0, 1).to(whole.dtype)
         if self.real is not None:
             indices, rows = self.real
@@ -253,9 +261,9 @@ class _Group:
     def problem(
         self, operands: Operands, rule: AttentionRule, generator: torch.Generator | None
     ) -> DenseAttention:
-        """The dense problem of these operands."""
+        """Return the dense problem of these operands."""
         query = operands.query_GHNK
-        # Where nothing else is hidden, the fused kernel skips later keys without computing them.
+        # If nothing else is hidden, the fused kernel skips later keys without computing them.
         nothing_else = rule.window < 0 and self.real is None and generator is None
         if rule.causal and nothing_else and query.device.type == "cpu":
             return DenseAttention(operands, None, True, rule.dropout, generator)
@@ -267,7 +275,7 @@ class _Group:
 def _bias(
     group: _Group, causal: bool, window: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
-    """Return the mask of hidden keys [G or 1, 1, N, N], if any; cached, as all layers need the same one."""
+    """Return the mask of hidden keys [G or 1, 1, N, N], if any; cached, because all layers share it."""
     hidden = unseen(group.width, causal=causal, window=window, device=device)
     if group.real is not None:
         filler = torch.ones(group.sequences * group.width, dtype=torch.bool, device=device)
@@ -280,18 +288,18 @@ def _bias(
 
 
 def _groups(starts: Tensor, query_THK: Tensor, *, filler: bool) -> list[_Group]:
-    """The groups of a layout; filler pays only where dropout needs a mask anyway."""
+    """Return the groups of a layout; filler pays only if dropout needs a mask anyway."""
     offsets = starts.cpu().numpy().astype(np.int64)
-    # A layout of other rows would read or leave out memory without an error.
+    # A layout of other rows would silently read or skip memory.
     assert offsets[-1] == len(query_THK), f"the layout covers {offsets[-1]} of {len(query_THK)} rows"
-    # Costs are counted in scores of one head, and a group's own cost comes once for all heads.
+    # Costs are in scores of one head; a group's own cost counts once for all heads.
     group_scores = GROUP_COST // query_THK.shape[1] if filler else 0
     return _groups_of(offsets.tobytes(), group_scores, query_THK.device)
 
 
 @lru_cache(maxsize=CACHED_PLANS)
 def _groups_of(starts_as_bytes: bytes, group_scores: int, device: torch.device) -> list[_Group]:
-    """Sequences by length; cached because every layer of a forward pass asks for the same."""
+    """Return the sequences by length; cached, because every layer of a forward pass uses the same."""
     offsets = np.frombuffer(starts_as_bytes, dtype=np.int64)
     lengths = np.diff(offsets)
     groups = []
@@ -300,7 +308,7 @@ def _groups_of(starts_as_bytes: bytes, group_scores: int, device: torch.device) 
         index_N = np.arange(lengths_G.max())
         real_GN = index_N < lengths_G[:, None]
         rows = (firsts_G[:, None] + np.where(real_GN, index_N, 0)).reshape(-1)
-        # A slice is a view of the packed rows: sequences that lie side by side are not copied.
+        # A slice is a view of the packed rows: contiguous sequences are not copied.
         side_by_side = bool(np.all(np.diff(rows) == 1))
         span = slice(int(rows[0]), int(rows[-1]) + 1)
         indices = np.flatnonzero(real_GN)
@@ -315,17 +323,17 @@ def _groups_of(starts_as_bytes: bytes, group_scores: int, device: torch.device) 
     return groups
 
 
-# ---- the form: a custom operator, or the mix alone where nothing learns
+# ---- the form: a custom operator, or only the mix if gradients are not needed
 
 
 def grouped_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Each token's mix of the values of its own sequence."""
-    # Called as an operator, it makes torch load its compiler (1.5 s): only where something traces or learns.
+    """Return each token's mix of its sequence's values."""
+    # Calling it as an operator loads torch's compiler (1.5 s): only under tracing or with gradients.
     if not (torch.is_grad_enabled() or torch.compiler.is_compiling() or rule.dropout):
         return _mix_without_gradient(Operands(query_THK, key_THK, value_THK), layout.starts_S1, rule)
-    # The backward pass must drop what the forward dropped: both sample from this seed.
+    # The backward pass must drop the same values as the forward pass: both sample from this seed.
     seed = dropout_seed(query_THK.device) if rule.dropout else None
     operands = (query_THK, key_THK, value_THK, layout.starts_S1, seed)
     mixed_THK: Tensor = _forward(*operands, rule.causal, rule.window, rule.dropout)[0]
@@ -333,7 +341,7 @@ def grouped_attention(
 
 
 def _mix_without_gradient(operands_THK: Operands, starts: Tensor, rule: AttentionRule) -> Tensor:
-    """The mix alone; `torch.empty_like` and `scatter` are spared where the groups already lie in order."""
+    """Return only the mix; skip `torch.empty_like` and `scatter` if the groups are already in order."""
     groups = _groups(starts, operands_THK.query_GHNK, filler=False)
     parts = []
     for group in groups:
@@ -341,7 +349,7 @@ def _mix_without_gradient(operands_THK: Operands, starts: Tensor, rule: Attentio
         parts.append(group.problem(operands, rule, None).forward()[0].transpose(1, 2).flatten(0, 1))
     rows = [group.rows for group in groups if isinstance(group.rows, slice)]
     side_by_side = len(rows) == len(groups) and all(one.stop == other.start for one, other in pairwise(rows))
-    if side_by_side:  # sorted by length, as an engine's batches are
+    if side_by_side:  # sorted by length, as in an engine's batches
         return torch.cat(parts)
     mixed_THK = torch.empty_like(operands_THK.value_GHNK)
     for group, part in zip(groups, parts, strict=True):
@@ -362,7 +370,7 @@ def _mix(  # noqa: PLR0913 - an operator takes tensors and numbers, not our data
     mixed = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     normalisers = _empty_normalisers(query)
     rule, generator = AttentionRule(causal, window, dropout), _generator(seed, query.device)
-    # In the order of `_backward`: there the same generator must meet the same groups one after the other.
+    # In the order of `_backward`: the same generator must process the groups in the same order.
     for group in _groups(starts, query, filler=dropout > 0):
         operands = Operands(*map(group.gather, (query, key, value)))
         parts = group.problem(operands, rule, generator).forward()
@@ -371,7 +379,7 @@ def _mix(  # noqa: PLR0913 - an operator takes tensors and numbers, not our data
     return mixed, normalisers
 
 
-# Lengths are looked at on the CPU, which a CUDA graph cannot record: the tag keeps the operator out of one.
+# Lengths are read on the CPU, which a CUDA graph cannot record: the tag excludes the operator.
 _forward = library.custom_op(
     "bertsmith::grouped_attention", _mix, mutates_args=(), tags=(torch.Tag.cudagraph_unsafe,)
 )
@@ -393,7 +401,7 @@ def _backward(  # noqa: PLR0913
     window: int,
     dropout: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    # In the caller's precision, whatever is computed in: `scatter` rounds.
+    # In the caller's precision, whatever is used to compute: `scatter` rounds.
     gradients = [torch.empty(query.shape, dtype=query.dtype, device=query.device) for _ in range(3)]
     # The fused backward pass is ten times slower in half precision than in single.
     exact = exact_type(query.dtype) if query.device.type == "cpu" else query.dtype
@@ -408,7 +416,7 @@ def _backward(  # noqa: PLR0913
     return gradients[0], gradients[1], gradients[2]
 
 
-# The fakes give a tracer shapes and types without looking at a single length: one graph serves all layouts.
+# The fakes give a tracer shapes and types without reading any length: one graph serves all layouts.
 
 
 @_forward.register_fake
@@ -422,7 +430,7 @@ def _backward_fake(gradient, query, *rest):  # type: ignore[no-untyped-def]  # n
 
 
 def _save_for_backward(ctx, inputs, output):  # type: ignore[no-untyped-def]
-    # Neither the probabilities nor which were dropped, [N, N] for every head and layer: the backward pass
+    # Neither the probabilities nor the dropout masks, [N, N] for every head and layer: the backward pass
     # computes both again, from the operands and from the seed.
     query, key, value, starts, seed, *ctx.rule = inputs
     mixed, normalisers = output

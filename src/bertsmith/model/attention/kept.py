@@ -1,4 +1,4 @@
-"""Attention for a text that goes on token by token: the keys and values of those before are kept (KV cache).
+"""Attention for a text that grows token by token: earlier keys and values are kept (KV cache).
 
 Shapes: T new tokens, N tokens read so far, the new ones included, H heads, K head width.
 """

@@ -1,10 +1,10 @@
-"""Attention of one row of each sequence: all that a head on sentences asks of the last layer.
+"""Attention of one row of each sequence: all that a sentence head needs from the last layer.
 
 Shapes: T packed tokens, S sequences, N tokens of one of them, H heads, K head width, D model width.
 
-A single query need not meet projected keys: q . (W h) is (W' q) . h, so the query goes to the states, and the
-value of a mix is the mix of the values. Three products over all tokens become three over a row a sequence.
-The bias of the keys adds the same to all scores of a query, which its softmax takes away again.
+A single query does not need projected keys: q . (W h) is (W' q) . h, so the query is multiplied with the
+states, and the value of a mix is the mix of the values. Three products over all tokens become three over a
+row a sequence. The bias of the keys adds the same to all scores of a query, and its softmax cancels it.
 """
 
 import torch
@@ -18,17 +18,19 @@ from bertsmith.model.kernels.torch_internals import is_plain
 from bertsmith.packed import Layout
 
 SEQUENCE_COST = 300_000
-"""Fixed cost of a sequence, in weights of a square matrix that a token need not meet; measured on a
-Neoverse N1. Its small products are for one thread, while those that are spared would be shared out."""
+"""Fixed cost of a sequence, in weights of a square matrix that tokens skip; measured on a Neoverse N1.
+
+Its small products run in one thread, while the skipped products would be shared by all.
+"""
 
 
 def once_takes(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:
     """True if, in training, one row of each sequence is requested, and this form supports it and is faster.
 
-    In half precision its scores would be rounded, which other forms keep in fp32; a GPU would wait for the
-    launch of each small product; a layer with adapters or hooks has to be called.
+    In half precision its scores would be rounded, while other forms keep them in fp32; a GPU would wait for
+    the launch of each small product; a layer with adapters or hooks has to be called.
     """
-    # Asked first: a graph must not depend on how many rows and sequences there are.
+    # Checked first: a graph must not depend on the numbers of rows and sequences.
     rows, hidden_TD = inputs.rows, inputs.hidden_TD
     if torch.compiler.is_compiling() or isinstance(rows, slice) or len(rows) != layout.sequences:
         return False
@@ -43,7 +45,7 @@ def once_takes(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:
 
 
 def attend_once(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
-    """Return each requested row's mix of the values of its own sequence [S, J]."""
+    """Return each each requested row's mix of its sequence's values [S, J]."""
     hidden_TD, rows_S, project = inputs.hidden_TD, inputs.rows, inputs.linear
     assert is_plain(project), "`once_takes` says so"
     heads = project.out_features // (3 * inputs.head_width)
@@ -63,6 +65,6 @@ def attend_once(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tens
         kept.append(kept_HN.sum(-1))
     mixed_SHK = torch.einsum("shd,hkd->shk", torch.stack(mixed), value_OD.view(heads, -1, width))
     if value_bias_O is not None:
-        # Dropout keeps more or less than a whole.
+        # After dropout the sum is not 1.
         mixed_SHK = mixed_SHK + torch.stack(kept)[..., None] * value_bias_O.view(heads, -1)
     return mixed_SHK.flatten(1)

@@ -3,8 +3,8 @@
 Shapes: T packed tokens, H heads, K head width; in one group G sequences of N rows, filler included, B = G * H
 of them for each head; X rows of all groups and heads, in the order (group, sequence, head, row).
 
-torch's fused CPU kernel knows no dropout and has to run twice for it. MKL and oneDNN do a batch of small
-products at once; OpenBLAS does one after the other, and quickly where oneDNN is out of the way
+torch's fused CPU kernel does not support dropout and has to run twice for it. MKL and oneDNN compute a batch
+of small products at once; OpenBLAS computes one after the other, quickly if oneDNN is turned off
 (`torch_internals.blas_products`). All groups are laid out by one copy and laid back by another, so that a
 group costs little more than its products.
 """
@@ -26,10 +26,12 @@ from bertsmith.packed import Layout
 
 MKL = has_mkl()
 MAX_THREADS = 2
-"""Without MKL (on ARM) torch computes a batch of small products one after the other: with more threads, the
-fused kernel, which shares them out, is faster."""
+"""Maximum threads without MKL (on ARM): torch then computes a batch of small products one after the other,
+and with more threads the fused kernel is faster, because it distributes them.
+"""
 MAX_LENGTH = 128
-"""Maximum length of a sequence; for longer ones the fused kernel is better, as it stores no scores."""
+"""Maximum length of a sequence; for longer ones the fused kernel is better, because it does not store scores.
+"""
 GROUP_COST = 100_000 if MKL else 50_000
 """Fixed cost of a group, in scores of all heads that could be computed instead; measured on a Xeon and
 on a Neoverse N1."""
@@ -53,7 +55,7 @@ def products_fit(longest: int, dropout: float, dtype: torch.dtype) -> bool:
 def product_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Each token's mix of the values of its own sequence."""
+    """Return each token's mix of its sequence's values."""
     heads = query_THK.shape[1]
     offsets = layout.starts_S1.numpy().astype(np.int64)
     assert offsets[-1] == len(query_THK), f"the layout covers {offsets[-1]} of {len(query_THK)} rows"
@@ -64,7 +66,7 @@ def product_attention(
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Some sequences of like length, and where their rows lie among those of all groups."""
+    """Some sequences of similar length, and their rows among the rows of all groups."""
 
     sequences: int
     width: int
@@ -73,11 +75,11 @@ class _Group:
     """Mask of keys that are filler [G, 1, 1, N]; None if all are real."""
 
     def of(self, values_XK: Tensor) -> Tensor:
-        """The rows of this group [G * H, N, K]."""
+        """Return the rows of this group [G * H, N, K]."""
         return values_XK[self.rows].view(-1, self.width, values_XK.shape[-1])
 
     def hide(self, scores_BNN: Tensor, rule: AttentionRule) -> Tensor:
-        """The scores, with those of keys that a query may not see lowered."""
+        """Return the scores, lowered for keys that a query may not see."""
         unseen_NN = unseen(self.width, causal=rule.causal, window=rule.window, device=scores_BNN.device)
         parts = [each for each in (self.filler, unseen_NN) if each is not None]
         if not parts:
@@ -98,19 +100,19 @@ class _Plan:
     filler_rows: Tensor
 
     def lay_out(self, *values_THK: Tensor) -> Tensor:
-        """Several values with a copy of some real row for filler [values, X, K]."""
+        """Lay out several values, with a copy of a real row for filler [values, X, K]."""
         stacked = torch.stack(values_THK)
         return stacked.flatten(1, 2).index_select(1, self.there_X)
 
     def lay_back(self, values: Tensor, heads: int) -> Tensor:
-        """The packed rows [..., T, H, K] of what is laid out [..., X, K]."""
+        """Return laid-out values [..., X, K] as packed rows [..., T, H, K]."""
         chosen = values.index_select(-2, self.back)
         return chosen.view(*chosen.shape[:-2], -1, heads, chosen.shape[-1])
 
 
 @lru_cache(maxsize=CACHED_PLANS)
 def _plan_of(starts_as_bytes: bytes, heads: int) -> _Plan:
-    """The plan for some lengths; cached because every layer of a pass asks for the same."""
+    """Return the plan for some lengths; cached, because every layer of a pass uses the same."""
     offsets = np.frombuffer(starts_as_bytes, dtype=np.int64)
     lengths = np.diff(offsets)
     groups: list[_Group] = []
@@ -129,7 +131,7 @@ def _plan_of(starts_as_bytes: bytes, heads: int) -> _Plan:
         real.append(np.broadcast_to(real_GN[:, None, :], rows_GHN.shape).ravel())
         first = span.stop
     there_X, real_X = np.concatenate(there), np.concatenate(real)
-    # The way back reads only real rows, each of which lies in exactly one group.
+    # Laying back reads only real rows, each of which is in exactly one group.
     back = np.empty(int(offsets[-1]) * heads, np.int64)
     back[there_X[real_X]] = np.flatnonzero(real_X)
     indices = (torch.from_numpy(each) for each in (there_X, back, np.flatnonzero(~real_X)))
@@ -137,7 +139,7 @@ def _plan_of(starts_as_bytes: bytes, heads: int) -> _Plan:
 
 
 class _Products(torch.autograd.Function):
-    """Both passes over all groups."""
+    """The forward and backward pass over all groups."""
 
     @staticmethod
     def forward(  # noqa: PLR0913 - torch's signature, and attention's operands
@@ -158,7 +160,7 @@ class _Products(torch.autograd.Function):
             if rule.dropout:
                 shape, device = probabilities_BNN.shape, probabilities_BNN.device
                 dropped_BNN = bernoulli_mask(rule.dropout, shape, device)
-            # Kept for the backward pass, not computed again there: the sequences are short.
+            # Kept for the backward pass instead of recomputed: the sequences are short.
             saved += [probabilities_BNN, dropped_BNN]
             _product(_kept(probabilities_BNN, dropped_BNN), value_BNK, kept, group.of(mixed_XK))
         ctx.plan, ctx.rule = plan, rule
@@ -169,7 +171,7 @@ class _Products(torch.autograd.Function):
     def backward(ctx: Any, gradient_THK: Tensor) -> tuple[Tensor | None, ...]:
         laid_out_3XK, *saved = ctx.saved_tensors
         plan, rule = ctx.plan, ctx.rule
-        # Filler carries a copy of a real row's gradient, which must not reach keys and values twice.
+        # Filler has a copy of a real row's gradient, which must not count twice for keys and values.
         gradient_XK = plan.lay_out(gradient_THK)[0].index_fill_(0, plan.filler_rows, 0.0)
         gradients_3XK = torch.empty_like(laid_out_3XK)
         kept, scale = 1 / (1 - real_probability(rule.dropout)), _scale(laid_out_3XK)

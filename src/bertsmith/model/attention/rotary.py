@@ -1,4 +1,4 @@
-"""Rotary positions of queries and keys (Su et al. 2021), and those of normalised ones.
+"""Rotary positions of queries and keys (Su et al. 2021), also of normalised ones.
 
 Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
 """
@@ -21,8 +21,8 @@ class Rotary(nn.Module):
         return _turned(query_THK, *both), _turned(key_THK, *both)
 
     def turns(self, positions_T: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, F] of the angles by which pairs of such features are turned, in their type."""
-        # Half precision cannot tell far positions apart: angles in fp32, as published, or better.
+        """Return cosine and sine [T, F] of the angles that turn pairs of such features, in their type."""
+        # Half precision cannot distinguish far positions: angles in fp32, as published, or better.
         exact = torch.float64 if features.dtype == torch.float64 else torch.float32
         turns = _turns_once if torch.compiler.is_compiling() else _turns
         cosine_TF, sine_TF = turns(positions_T, self.theta, features.shape[-1] // 2, exact)
@@ -45,20 +45,20 @@ class NormalisedRotary(Rotary):
 
     def _scaled(self, features_THK: Tensor) -> Tensor:
         scaled_THK = functional.rms_norm(features_THK, features_THK.shape[-1:], eps=self.eps)
-        # Autocast gives fp32, which the flash kernel does not take.
+        # Autocast gives fp32, which the flash kernel does not support.
         return scaled_THK.to(features_THK.dtype)
 
 
 def _turns(positions_T: Tensor, theta: float, pairs: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [T, F] of the angle by which each pair of features is turned at each position."""
+    """Return cosine and sine [T, F] of the angle that turns each pair of features at each position."""
     exponent_F = torch.arange(pairs, device=positions_T.device, dtype=dtype) / pairs
     angle_TF = positions_T[:, None].to(dtype) * (1.0 / theta**exponent_F)
     return angle_TF.cos(), angle_TF.sin()
 
 
 # The compiler would compute power, cosine and sine again for each feature of each head of each layer, on the
-# way into its products: more work than all else that is computed of single values. It does not look into an
-# operator, and calls one with the same arguments once for all layers.
+# way into its products: more work than all other elementwise operations. It treats an operator as opaque, and
+# calls one with the same arguments once for all layers.
 _turns_once = library.custom_op(
     "bertsmith::rotary_turns",
     _turns,
@@ -71,7 +71,7 @@ _turns_once = library.custom_op(
 def _turns_shapes(
     positions_T: Tensor, _theta: float, pairs: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    shape = (positions_T.shape[0], pairs)  # `len` would tie the graph to this very number of tokens
+    shape = (positions_T.shape[0], pairs)  # `len` would specialise the graph to this number of tokens
     return positions_T.new_empty(shape, dtype=dtype), positions_T.new_empty(shape, dtype=dtype)
 
 

@@ -1,8 +1,8 @@
-"""Packed attention written plainly: what it computes, for whom, and the reference for every kernel.
+"""Packed attention written plainly: the definition, and the reference for every kernel.
 
 Shapes: T packed tokens, H heads, K head width, N tokens of one sequence.
 
-The fast forms, and which of them is taken when, stand in `attend.py`.
+The fast forms and their conditions are in `attend.py`.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from torch.nn import functional
 from bertsmith.packed import Layout
 
 EVERYTHING = -1
-"""The window of a rule that sees the whole sequence."""
+"""Window of a rule that sees the whole sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class AttentionRule:
     """Number of tokens that each token sees to either side."""
     dropout: float = 0.0
     backwards: bool = False
-    """With `causal`: each token sees itself and what follows, not what came before."""
+    """With `causal`: True if each token sees itself and later tokens, not earlier ones."""
 
 
 Form = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
@@ -41,7 +41,7 @@ Form = Callable[[Tensor, Tensor, Tensor, Layout, AttentionRule], Tensor]
 def reference_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> Tensor:
-    """Each token's mix of the values of its own sequence, one sequence after the other."""
+    """Return each token's mix of its sequence's values, one sequence after the other."""
     mixed_THK, _ = explain_attention(query_THK, key_THK, value_THK, layout, rule)
     return mixed_THK
 
@@ -49,7 +49,7 @@ def reference_attention(
 def explain_attention(
     query_THK: Tensor, key_THK: Tensor, value_THK: Tensor, layout: Layout, rule: AttentionRule
 ) -> tuple[Tensor, list[Tensor]]:
-    """The mix and, for each sequence, the probabilities [H, N, N] before dropout."""
+    """Return the mix and, for each sequence, the probabilities [H, N, N] before dropout."""
     mixed, maps = [], []
     for start, end in layout.bounds():
         probabilities_HNN = attention_probabilities(query_THK[start:end], key_THK[start:end], rule)
@@ -62,9 +62,9 @@ def explain_attention(
 def attention_probabilities(
     query_NHK: Tensor, key_NHK: Tensor, rule: AttentionRule, hidden: Tensor | None = None
 ) -> Tensor:
-    """Return the probabilities of each token [H, N, N]; several sequences of one length may be in front.
+    """Return the probabilities of each token [H, N, N], perhaps with sequences of one length in front.
 
-    Keys may be hidden besides those that the rule hides, as a mask over the scores.
+    A mask over the scores may hide more keys than the rule.
     """
     scores_HNN: Tensor = torch.einsum("...qhd,...khd->...hqk", query_NHK, key_NHK)
     scores_HNN = scores_HNN / query_NHK.shape[-1] ** 0.5

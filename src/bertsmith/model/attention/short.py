@@ -3,9 +3,9 @@
 Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features.
 
 Flash attention is made for sequences that do not fit: it passes over keys block by block, and its backward
-pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels
-here take and give the projection whole, and turn queries and keys to rotary positions on the way, or sum
-up the gradient of the projection's bias. Longer sequences that are not turned go to `tiled.py`.
+pass needs three kernels and gradients of query, key and value that are then copied into one. The kernels here
+read and write the whole projection, and turn queries and keys to rotary positions on the way, or sum the
+gradient of the projection's bias. Longer sequences that are not turned are computed by `tiled.py`.
 """
 
 from typing import Any
@@ -24,12 +24,14 @@ from bertsmith.packed import SHORT_LENGTH, Layout
 MAX_LENGTH = SHORT_LENGTH
 HEAD_WIDTHS = (16, 32, 64, 128)
 HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
-"""From the first on, a program may have 227 KB of shared memory; from the second on, 99 again."""
+"""Compute capabilities: from the first on, a program may have 227 KB of shared memory; from the second on, 99
+again.
+"""
 
 
 def short_takes(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:
     """True if the kernel for short sequences can run these."""
-    # The length comes last: elsewhere no graph is to depend on it.
+    # The length is checked last: elsewhere graphs must not depend on it.
     return _kernels_take(inputs, rule) and inputs.head_width in HEAD_WIDTHS and layout.longest <= MAX_LENGTH
 
 
@@ -72,15 +74,16 @@ def attend_within(
     turns_TF: tuple[Tensor, Tensor] | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """Compute attention from a whole projection, of which nothing is copied in either pass.
+    """Compute attention from a whole projection, without copying any of it in either pass.
 
-    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would. A bias is one
-    that the projection has without its gradient, which is summed here: a pass less over the projection's.
+    With cosines and sines, queries and keys are turned by them first, as `rotary.Rotary` would. A bias is
+    passed if the projection has it without its gradient, which is summed here: that saves a pass over the
+    projection's gradient.
     """
     dropped = dropped_values(rule.dropout)
     seed = dropout_seed(projected_T3HK.device) if dropped else None
     if layout.longest > MAX_LENGTH:
-        assert turns_TF is None, "longer sequences are not turned inside of a kernel"
+        assert turns_TF is None, "kernels do not turn longer sequences"
         return tiled.attend_in_tiles(projected_T3HK, layout, dropped=dropped, seed=seed, bias=bias)
     forward = _forward_operator if needs_operator() else _forward
     cosine_TF, sine_TF = turns_TF or (None, None)
@@ -144,8 +147,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: A
 
 
 def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: where layers are recomputed, a second reading is an error
-    asked = ctx.needs_input_grad[len(saved)]  # the bias, behind them
+    saved = ctx.saved_tensors  # once: if layers are recomputed, a second reading is an error
+    asked = ctx.needs_input_grad[len(saved)]  # the bias, after them
     to_projected, sums = _backward(gradient, *saved, ctx.longest, ctx.dropped, asked)
     to_bias = sums.flatten().to(ctx.bias_type) if asked else None
     return to_projected, None, None, None, None, to_bias, None, None

@@ -3,11 +3,11 @@
 Shapes: T packed tokens, H heads, K head width, F = K / 2 pairs of features, S sequences, N tokens of one
 sequence, filler included.
 
-All scores of a head fit into registers, so that the softmax is seen whole: nothing is kept for the backward
-pass, which is one kernel without atomics and writes each gradient once. Scores and softmax are fp32. Where
-there are cosines and sines, queries and keys are turned as they are read, as `rotary.py` turns them, and
-their gradients back as they are written. Where they are not turned, the backward pass can also sum the
-gradients of each head's rows, which the bias of the projection asks for.
+All scores of a head fit into registers, so the softmax is computed at once: nothing is kept for the backward
+pass, which is one kernel without atomics and writes each gradient once. Scores and softmax are fp32. With
+cosines and sines, queries and keys are turned as they are read, like `rotary.py` does, and their gradients
+are turned back as they are written. Without them, the backward pass can also sum the gradients of each head's
+rows for the bias of the projection.
 """
 
 from typing import NamedTuple
@@ -25,18 +25,23 @@ LAUNCHES: dict[int, dict[str, int]] = {
     64: {"num_warps": 4},
     128: {"num_warps": 8, "maxnreg": 128},
 }
-"""By the tile of scores. With 8 warps one of 128 takes 64 registers of a thread, with 4 too many. Of 128
-registers each, two programs fit on a multiprocessor, and one waits for memory while the other computes; in
-the backward pass a few values spill. Smaller tiles have fewer warps, so that more programs fit."""
+"""Launch options by the tile of scores.
+
+With 8 warps a tile of 128 takes 64 registers of a thread, with 4 too many. With 128 registers each, two
+programs fit on a multiprocessor, and one waits for memory while the other computes; in the backward pass a
+few values spill. Smaller tiles have fewer warps, so that more programs fit.
+"""
 WIDE_BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
-"""For heads wider than 64, of which only one fits anyway."""
+"""Launch options for heads wider than 64; only one fits anyway."""
 SMALLEST_TILE = 32
 COUNTERS = 8
 """Random counters for each token and head: 16 keys each, up to 128 keys."""
 LOG2_E = tl.constexpr(1.4426950408889634)
-"""A GPU has powers of 2."""
+"""Constants for powers of 2, which a GPU computes natively."""
 UNALIGNED = ["starts", "seed"]
-"""Read one by one, wherever they lie: another address must not ask for another kernel within a recording."""
+"""Arguments that are read one by one, at any alignment: another address must not require another kernel
+within a recording.
+"""
 
 
 class Tile(NamedTuple):
@@ -55,7 +60,7 @@ Operands = tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor, Tensor | N
 def forward(
     operands: Operands, *, longest: int, dropped: int, launch: dict[str, int] | None = None
 ) -> Tensor:
-    """The mix [T, H, K]."""
+    """Compute the mix [T, H, K]."""
     tokens, _, heads, width = operands[0].shape
     mixed_THK = operands[0].new_empty(tokens, heads, width)
     for tile in _tiles(operands, longest):
@@ -72,7 +77,7 @@ def mix_into(
     counters: int,
     launch: dict[str, int] | None = None,
 ) -> None:
-    """Write the mix of sequences that the tile is for, with so many counters of dropout for each token."""
+    """Write the mix of the tile's sequences, with this many counters of dropout for each token."""
     projected_T3HK, turns_TF, starts_S1, seed = operands
     heads, width = projected_T3HK.shape[2:]
     with torch.cuda.device_of(projected_T3HK):
@@ -97,9 +102,9 @@ def backward(
     summed: bool = False,
     launch: dict[str, int] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the whole projection [T, 3, H, K], and its sum over all rows, where asked for."""
+    """Return the gradient of the whole projection [T, 3, H, K], and its sum over all rows, if requested."""
     projected_T3HK, turns_TF, starts_S1, _ = operands
-    assert not summed or turns_TF == (None, None), "gradients of what is turned are summed nowhere"
+    assert not summed or turns_TF == (None, None), "gradients of turned rows cannot be summed"
     gradients = Gradients(projected_T3HK, starts_S1.shape[0] - 1, summed=summed)
     for tile in _tiles(operands, longest):
         differentiate_into(
@@ -117,21 +122,21 @@ def backward(
 class Gradients:
     """Memory for the gradients of a projection, and for the sums of their rows, if requested.
 
-    There is one sum for each sequence or, with a slot for so many rows, one for each slot of each sequence.
-    That of keys is 0, as they are left: what is added to all keys changes no softmax.
+    There is one sum for each sequence or, with a slot for this many rows, one for each slot of each sequence.
+    The keys' sum stays 0: a value added to all keys does not change a softmax.
     """
 
     def __init__(self, projected_T3HK: Tensor, sequences: int, *, summed: bool, slot: int = 0) -> None:
         self.to_projected_T3HK = torch.empty_like(projected_T3HK)
         self.slot = slot
         self._shape = projected_T3HK.shape[1:]
-        # However the rows are spread over sequences, there are no more slots. Those without rows stay 0.
+        # The maximum number of slots, however the rows are spread over sequences. Slots without rows stay 0.
         slots = sequences + (projected_T3HK.shape[0] // slot if slot else 0)
         every = (slots, *self._shape)
         self.sums_S3HK = projected_T3HK.new_zeros(every, dtype=torch.float32) if summed else None
 
     def sums_3HK(self) -> Tensor:
-        """The sum over all rows; anything where none was asked for."""
+        """Return the sum over all rows; undefined if it was not requested."""
         if self.sums_S3HK is None:
             return self.to_projected_T3HK.new_empty(self._shape, dtype=torch.float32)
         return total(self.sums_S3HK.flatten(1)[None]).view(self._shape)
@@ -167,11 +172,11 @@ def differentiate_into(
 
 
 def _tiles(operands: Operands, longest: int) -> tuple[Tile, ...]:
-    """By which tiles sequences of up to so many tokens are computed."""
+    """Return the tiles for sequences of up to this many tokens."""
     tokens, sequences = operands[0].shape[0], operands[2].shape[0] - 1
     size = max(SMALLEST_TILE, 1 << (longest - 1).bit_length())
-    # Where sequences are short on average, a launch of their own wins more than it costs. Only shapes are
-    # asked: a recording holds for every batch of them.
+    # If sequences are short on average, a separate launch for them gains more than it costs. Only shapes are
+    # checked: a recording must fit every batch of these shapes.
     if size == 128 and tokens <= 64 * sequences:
         return Tile(0, 64), Tile(64, 128)
     return (Tile(0, size),)
@@ -195,8 +200,8 @@ def short_attention_forward(
 ):
     tensors = (projected, cosine, sine, starts, seed, mixed)
     _, _, length = head_of_sequence(tl.program_id(0), starts, HEADS)
-    # A shorter sequence takes a smaller tile: its scores are a quarter, then a sixteenth. One that no tile
-    # holds is left to `tiled_triton.py`.
+    # A shorter sequence gets a smaller tile: a quarter of the scores, then a sixteenth. Sequences too long
+    # for any tile are left to `tiled_triton.py`.
     if TILE == 128:
         if (length > 64) & (length <= 128):
             _mix(*tensors, scale, HEADS, WIDTH, 128, COUNTERS, DROPPED)
@@ -270,7 +275,7 @@ def _mix(
     key_NK = _turned(query_at + HEADS * WIDTH, cosine, sine, start, real_N1, WIDTH, TILE)
     feature_1K = tl.arange(0, WIDTH)[None, :]
     value_NK = tl.load(query_at + 2 * HEADS * WIDTH + feature_1K, mask=real_N1, other=0.0)
-    if DROPPED > 0:  # computed while the rows are on their way
+    if DROPPED > 0:  # computed while the rows are loading
         samples_NN = _samples(seed, start, head, HEADS, TILE, COUNTERS)
     weights_NN, totals_N = _softmax(query_NK, key_NK, scale, length, TILE)
     if DROPPED > 0:
@@ -312,11 +317,11 @@ def _differentiate(
     gradient_NK = tl.load(gradient_at, mask=real_N1, other=0.0)
     half = query_NK.dtype
 
-    if DROPPED > 0:  # computed while the rows are on their way
+    if DROPPED > 0:  # computed while the rows are loading
         samples_NN = _samples(seed, start, head, HEADS, TILE, COUNTERS)
     weights_NN, totals_N = _softmax(query_NK, key_NK, scale, length, TILE)
     probabilities_NN = weights_NN * (1.0 / totals_N)[:, None]
-    # Below 0 where dropped: two of [N, N] fit into registers, and a mask beside them does not.
+    # Negative if dropped: two of [N, N] fit into registers, but not with an additional mask.
     if DROPPED > 0:
         probabilities_NN = tl.where(keeps(samples_NN, DROPPED), probabilities_NN, -probabilities_NN)
     kept_scale = 65536.0 / (65536 - DROPPED)
@@ -347,7 +352,7 @@ def slot_of(program, start, first, HEADS: tl.constexpr, SLOT: tl.constexpr):
 
 @triton.jit
 def store_sum(sums, gradient_NK, slot, head, PART: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr):
-    """Store the sum of a head's rows, where sums are asked for. Rows behind the last of a sequence are 0."""
+    """Store the sum of a head's rows, if sums are requested. Rows after the last of a sequence are 0."""
     if sums is not None:
         at = ((slot * 3 + PART) * HEADS + head) * WIDTH + tl.arange(0, WIDTH)
         tl.store(sums + at, tl.sum(gradient_NK, 0))
@@ -362,7 +367,7 @@ def _rows(start, head, HEADS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.conste
 
 @triton.jit
 def _turned(rows_at, cosine, sine, start, real_N1, WIDTH: tl.constexpr, TILE: tl.constexpr):
-    """A head's queries or keys [N, K] at these rows, turned where there are cosines and sines."""
+    """Return a head's queries or keys [N, K] at these rows, turned if there are cosines and sines."""
     if cosine is None:
         turned_NK = tl.load(rows_at + tl.arange(0, WIDTH)[None, :], mask=real_N1, other=0.0)
     else:
@@ -370,8 +375,8 @@ def _turned(rows_at, cosine, sine, start, real_N1, WIDTH: tl.constexpr, TILE: tl
         first_at = rows_at + tl.arange(0, WIDTH // 2)[None, :]
         first_NF = tl.load(first_at, mask=real_N1, other=0.0).to(tl.float32)
         second_NF = tl.load(first_at + WIDTH // 2, mask=real_N1, other=0.0).to(tl.float32)
-        # As sums over pairs: of what is plainly computed value by value, Triton brings every factor into the
-        # layout of the tensor cores by itself, which takes 144 registers in place of 107.
+        # As sums over pairs: for plain elementwise code, Triton converts every factor to the layout of the
+        # tensor cores, which takes 144 registers instead of 107.
         turned_first_NF = tl.sum(tl.join(first_NF * cosine_NF, -second_NF * sine_NF), 2)
         turned_second_NF = tl.sum(tl.join(second_NF * cosine_NF, first_NF * sine_NF), 2)
         half = rows_at.dtype.element_ty
@@ -384,12 +389,12 @@ def _turned(rows_at, cosine, sine, start, real_N1, WIDTH: tl.constexpr, TILE: tl
 def _store_turned_back(
     rows_at, gradient_NK, cosine, sine, start, real_N1, WIDTH: tl.constexpr, TILE: tl.constexpr
 ):
-    """Store the gradient of queries or keys, turned back where they were turned."""
+    """Store the gradient of queries or keys, turned back if they were turned."""
     half = rows_at.dtype.element_ty
     if cosine is None:
         tl.store(rows_at + tl.arange(0, WIDTH)[None, :], gradient_NK.to(half), mask=real_N1)
     else:
-        # Read again: the registers are full while the scores are there.
+        # Loaded again: the registers are full while the scores are in them.
         cosine_NF, sine_NF = _turns(cosine, sine, start, real_N1, WIDTH // 2, TILE)
         halves_N2F = tl.reshape(gradient_NK.to(half), (TILE, 2, WIDTH // 2))
         first_NF, second_NF = tl.split(tl.permute(halves_N2F, (0, 2, 1)))
@@ -402,7 +407,7 @@ def _store_turned_back(
 
 @triton.jit
 def _turns(cosine, sine, start, real_N1, PAIRS: tl.constexpr, TILE: tl.constexpr):
-    """Cosine and sine [N, F] of a sequence's tokens, in fp32 as all that is computed with them."""
+    """Return cosine and sine [N, F] of a sequence's tokens, in fp32 like all computations with them."""
     places_NF = _rows(start, 0, 1, PAIRS, TILE) + tl.arange(0, PAIRS)[None, :]
     cosine_NF = tl.load(cosine + places_NF, mask=real_N1, other=0.0)
     sine_NF = tl.load(sine + places_NF, mask=real_N1, other=0.0)
@@ -421,6 +426,6 @@ def _softmax(query_NK, key_NK, scale, length, TILE: tl.constexpr):
 
 @triton.jit
 def _samples(seed, start, head, HEADS: tl.constexpr, TILE: tl.constexpr, COUNTERS: tl.constexpr):
-    """A random number for each score [N, N]: so many counters for each token and head."""
+    """Return a random number for each score [N, N]: this many counters for each token and head."""
     row_N = (start + tl.arange(0, TILE)) * HEADS + head
     return score_samples(tl.load(seed), row_N, COUNTERS, TILE, TILE)

@@ -1,12 +1,12 @@
-"""Attention over sequences of up to 512 tokens on CUDA, in half precision, where some have more than 128.
+"""Attention over sequences of up to 512 tokens on CUDA, in half precision, if some have more than 128.
 
 Shapes: T packed tokens, H heads, K head width.
 
-As flash attention, it passes over keys tile by tile and keeps the normaliser of each softmax, and with
-dropout a bit for each score: 0.6 GiB in a step of BERT-Base over 65,536 tokens. But it takes and gives the
-projection whole, where flash attention's three gradients are copied into one, and sums up the gradient of
-the projection's bias on the way. Sequences of up to 128 tokens are left to the kernels of
-`short.py`, which see all scores of one at once.
+Like flash attention, it passes over keys tile by tile and keeps the normaliser of each softmax, and with
+dropout a bit for each score: 0.6 GiB in a step of BERT-Base over 65,536 tokens. But it reads and writes the
+whole projection, while flash attention's three gradients are copied into one, and it sums the gradient of the
+projection's bias on the way. Sequences of up to 128 tokens are left to the kernels of `short.py`, which
+process all scores of a sequence at once.
 """
 
 from typing import Any
@@ -22,14 +22,14 @@ HEAD_WIDTHS = (16, 32, 64)
 
 
 def words_of(dropped: int) -> int:
-    """Words of bits that are kept for each token and head: one for 32 keys, none where nothing is dropped."""
+    """Return the words of bits per token and head: one for 32 keys, 0 without dropout."""
     return MAX_LENGTH // 32 if dropped else 0
 
 
 def attend_in_tiles(
     projected_T3HK: Tensor, layout: Layout, *, dropped: int, seed: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """Each token's mix of the values of its own sequence; what `short.attend_within` calls."""
+    """Return each token's mix of its sequence's values, for `short.attend_within`."""
     forward = _forward_operator if needs_operator() else _forward
     operands = (projected_T3HK, layout.starts_S1, seed, bias)
     mixed_THK: Tensor = forward(*operands, layout.longest, dropped)[0]
@@ -89,7 +89,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     *tensors, bias, ctx.longest, ctx.dropped = inputs
     ctx.bias_type = None if bias is None else bias.dtype
     ctx.save_for_backward(*tensors, *output)
-    ctx.set_materialize_grads(False)  # of what is kept nobody asks for gradients
+    ctx.set_materialize_grads(False)  # the other outputs never get gradients
 
 
 def _gradients(ctx: Any, gradient: Tensor, *_others: Tensor | None) -> tuple[Tensor | None, ...]:

@@ -1,13 +1,13 @@
-"""The kernels of `tiled.py`: scores are seen tile by tile, as flash attention sees them.
+"""The kernels of `tiled.py`: scores are processed tile by tile, as in flash attention.
 
 Shapes: T packed tokens, H heads, K head width, S sequences, M queries and N keys of one tile, W words of 32
 bits, one for each key.
 
 One program has a tile of a sequence's queries for one head and passes over the keys; in the backward pass
 another kernel has a tile of keys and passes over the queries. So scores are computed twice there, but no two
-programs write to the same place, nothing waits in memory, and sums come out the same each time. Scores and
-softmax are fp32; of a softmax its normaliser is kept, as a power of 2, and one bit for each score of what
-dropout keeps: random numbers twice more would take a third of the backward pass.
+programs write to the same place, nothing waits in memory, and sums are the same each time. Scores and softmax
+are fp32. Kept for the backward pass are the normaliser of each softmax, as a power of 2, and one bit for each
+score, the dropout mask: random numbers twice more would take a third of the backward pass.
 """
 
 import torch
@@ -41,8 +41,10 @@ BACKWARD_LAUNCHES: dict[str, dict[str, int]] = {
     "queries": {"QUERIES": 64, "KEYS": 64, "num_warps": 4, "num_stages": 2, "maxnreg": 128},
     "keys": {"QUERIES": 32, "KEYS": 64, "num_warps": 4, "num_stages": 3, "maxnreg": 128},
 }
-"""By what a program has a tile of. Three or four programs fit on a multiprocessor, and while some wait others
-compute."""
+"""Launch options by the kind of a program's tile.
+
+Three or four programs fit on a multiprocessor, and while some wait others compute.
+"""
 COUNTERS = tl.constexpr(MAX_LENGTH // 16)
 """Random counters for each token and head: 16 keys each, up to 512 keys."""
 WORDS = tl.constexpr(words_of(1))
@@ -59,7 +61,7 @@ Saved = tuple[Tensor, Tensor, Tensor]
 def forward(
     operands: Operands, *, longest: int, dropped: int, launch: dict[str, int] = FORWARD_LAUNCH
 ) -> Saved:
-    """The mix, and what the backward pass wants beside it."""
+    """Return the mix, and the values that the backward pass needs."""
     projected_T3HK, starts_S1, seed = operands
     assert longest <= MAX_LENGTH, "dropout masks of neighbours would be the same"
     tokens, _, heads, width = projected_T3HK.shape
@@ -91,14 +93,14 @@ def backward(
     summed: bool = False,
     launches: dict[str, dict[str, int]] = BACKWARD_LAUNCHES,
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the whole projection [T, 3, H, K], and its sum over all rows, where asked for."""
+    """Return the gradient of the whole projection [T, 3, H, K], and its sum over all rows, if requested."""
     projected_T3HK, starts_S1, seed = operands
     tokens, _, heads, width = projected_T3HK.shape
     sequences, rows = starts_S1.shape[0] - 1, {each: launches[each][each.upper()] for each in launches}
     gradients = Gradients(projected_T3HK, sequences, summed=summed, slot=min(rows.values()))
     short = (projected_T3HK, (None, None), starts_S1, seed)
     differentiate_into(gradients, gradient_THK, short, tile=SHORT, dropped=dropped, counters=COUNTERS.value)
-    # What the gradients of a query's scores have in common: the first kernel leaves it to the second.
+    # The common part of the gradients of a query's scores: the first kernel stores it for the second.
     common_TH = projected_T3HK.new_empty((tokens, heads), dtype=torch.float32)
     kernels = {"queries": (tiled_attention_to_queries, saved), "keys": (tiled_attention_to_keys, saved[1:])}
     with torch.cuda.device_of(projected_T3HK):
@@ -132,7 +134,7 @@ def tiled_attention_forward(
     KEYS: tl.constexpr,
     DROPPED: tl.constexpr,
 ):
-    # Tiles that read the same keys lie side by side.
+    # Tiles that read the same keys are side by side.
     program, first = tl.program_id(0) // tiles, tl.program_id(0) % tiles * QUERIES
     head, start, length = head_of_sequence(program, starts, HEADS)
     if (length > WHOLE) & (first < length):
@@ -266,10 +268,10 @@ def tiled_attention_to_keys(
             row_M = (start + query_M) * HEADS + head
             query_MK = tl.load(queries + _offsets(query_M, 3 * HEADS, WIDTH), mask=real_M1, other=0.0)
             gradient_MK = tl.load(gradients + _offsets(query_M, HEADS, WIDTH), mask=real_M1, other=0.0)
-            # Of a row behind the last the gradient is 0, and all that comes of it.
+            # The gradient of a row after the last is 0, and so is everything computed from it.
             normaliser_M = tl.load(normalisers + row_M, mask=query_M < length, other=0.0)
             common_M = tl.load(common + row_M, mask=query_M < length, other=0.0)
-            # Keys first: so what is computed of scores stays in registers for the products behind.
+            # Keys first: so intermediate values of scores stay in registers for the following products.
             scores_NM = tl.dot(key_NK, tl.trans(query_MK)) * (scale * LOG2_E)
             probabilities_NM = tl.exp2(scores_NM - normaliser_M[None, :])
             to_kept_NM = tl.dot(value_NK, tl.trans(gradient_MK)) * kept_scale
@@ -287,7 +289,7 @@ def tiled_attention_to_keys(
             to_value_NK = tl.dot(kept_NM.to(half), gradient_MK, to_value_NK)
             to_scores_NM = (probabilities_NM * (to_kept_NM - common_M[None, :])).to(half)
             to_key_NK = tl.dot(to_scores_NM, query_MK, to_key_NK)
-        # A key behind the last had a score, too.
+        # A key after the last had a score, too.
         to_key_NK = tl.where(real_N1, to_key_NK * scale, 0.0)
         to_value_NK = tl.where(real_N1, to_value_NK * kept_scale, 0.0)
         tl.store(to_projected + key_at_NK, to_key_NK.to(half), mask=real_N1)
@@ -297,7 +299,7 @@ def tiled_attention_to_keys(
 
 @triton.jit
 def _scores(query_MK, key_NK, scale, real_N):
-    """Powers of 2 whose quotients are the softmax; a key behind the last has none."""
+    """Return powers of 2; their quotients are the softmax. A key after the last has 0."""
     scores_MN = tl.dot(query_MK, tl.trans(key_NK)) * (scale * LOG2_E)
     return tl.where(real_N[None, :], scores_MN, -float("inf"))
 

@@ -1,10 +1,11 @@
-"""Attention that shows its probabilities while it computes, for whoever studies heads.
+"""Attention that shows its probabilities while it computes, for analyses of heads.
 
-Shapes: T packed tokens, G sequences of like length, N tokens of the longest of them, H heads, K head width.
+Shapes: T packed tokens, G sequences of similar length, N tokens of the longest of them, H heads, K head
+width.
 
-Sequences of equal length are one dense problem, and a layer's probabilities are gone when the next layer
-begins: a study of a treebank never holds more than one layer of one batch, unless it keeps what it was shown.
-A GPU computes faster than it is told what to: for it, shorter sequences are filled up to a few lengths.
+Sequences of equal length are one dense problem, and a layer's probabilities are freed when the next layer
+begins: a study of a treebank never holds more than one layer of one batch, unless it keeps them. A GPU
+computes faster than kernels are launched: for it, shorter sequences are padded to a few lengths.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,25 +25,26 @@ from bertsmith.model.attention.rule import AttentionRule, attention_probabilitie
 from bertsmith.packed import ALL, Layout, PackedBatch, Rows, moved_to_device
 
 Watch = Callable[[int, list[int], Tensor], Tensor]
-"""Is shown the layer, the numbers of G sequences in their batch and the probabilities [G, H, N, N]; what it
-returns is used in their place. Most return what they were shown; one that asks for gradients must. What goes
-to filler and comes from it is 0."""
+"""Function of the layer, the numbers of G sequences in their batch and the probabilities [G, H, N, N]; its
+result replaces the probabilities. Most return them unchanged; one that needs gradients must. Probabilities to
+and from filler are 0.
+"""
 See = Callable[[int, Vectors, AttentionRule], None]
 """Is shown the number of a layer, its query, key and value, and its rule."""
 
 
 class Filler(NamedTuple):
-    """Layout of sequences of like length as [G, N]."""
+    """Layout of sequences of similar length as [G, N]."""
 
     rows: Tensor
     """The packed row of each of the G * N; filler repeats the first of its sequence."""
     tokens: Tensor
     """Mask of the G * N that are not filler."""
     hidden_GN: Tensor
-    """Mask of those that are filler."""
+    """Mask of the filler."""
 
     def hide(self, probabilities_GHNN: Tensor) -> Tensor:
-        """Without what filler attends to, which is no number where a window hides all tokens from it."""
+        """Zero the probabilities of filler, which are NaN if a window hides all tokens from it."""
         return probabilities_GHNN.masked_fill(self.hidden_GN[:, None, :, None], 0.0)
 
 
@@ -53,12 +55,12 @@ class SequenceGroup(NamedTuple):
     shape: tuple[int, int]
     """[G, N]"""
     rows: slice | Tensor
-    """The packed rows of their tokens; a slice where they stand side by side, which need not be gathered."""
+    """Packed rows of their tokens; a slice if they are contiguous, so that gathering is not needed."""
     filler: Filler | None
-    """None where all are of one length."""
+    """Layout of the filler; None if all have one length."""
 
     def gather(self, values_THK: Tensor) -> Tensor:
-        """Their rows [G, N, H, K]."""
+        """Return their rows [G, N, H, K]."""
         chosen = values_THK[self.rows] if self.filler is None else values_THK[self.filler.rows]
         return chosen.view(*self.shape, *chosen.shape[1:])
 
@@ -70,20 +72,20 @@ class SequenceGroup(NamedTuple):
         return self.filler.hide(attention_probabilities(query_GNHK, key_GNHK, rule, hidden_G11N))
 
     def scatter(self, mixed_GNHK: Tensor, whole_THK: Tensor) -> None:
-        """Put the rows of tokens where they belong."""
+        """Write the rows of tokens to their places."""
         rows = mixed_GNHK.flatten(0, 1)
         whole_THK[self.rows] = rows if self.filler is None else rows[self.filler.tokens]
 
 
 class WatchedAttention:
-    """Attention for one forward pass in evaluation mode; the layers are counted as they come."""
+    """Attention for one forward pass in evaluation mode; layers are counted as they are called."""
 
     def __init__(self, watch: Watch, groups: Sequence[SequenceGroup] = ()) -> None:
-        """Without groups those of one length, which are asked of the layout: a GPU is waited for."""
+        """Group the sequences: without `groups` by equal length, which waits for a GPU."""
         self._watch, self._layer, self._groups = watch, 0, groups
 
     def __call__(self, inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
-        """Return each requested row's mix of the values of its own sequence."""
+        """Return each each requested row's mix of its sequence's values."""
         query_THK, key_THK, value_THK = inputs.apart()
         if not self._groups:
             self._groups = groups_of(layout, query_THK.device)
@@ -97,7 +99,7 @@ class WatchedAttention:
         return mixed_THK.flatten(1)[inputs.rows]
 
     def show(self, probabilities: list[Tensor]) -> list[Tensor]:
-        """Show what an attention that no kernel takes (DeBERTa's) computed: [H, N, N] of each sequence."""
+        """Show the result of an attention without kernels (DeBERTa's): [H, N, N] of each sequence."""
         layer, self._layer = self._layer, self._layer + 1
         return [self._watch(layer, [number], each[None])[0] for number, each in enumerate(probabilities)]
 
@@ -145,10 +147,10 @@ class AttentionHeads:
 
 
 def groups_of(layout: Layout, device: torch.device, group_scores: int = 0) -> list[SequenceGroup]:
-    """The groups of a batch, the longest first; empty sequences are left out.
+    """Return the groups of a batch, the longest first; empty sequences are left out.
 
     A group costs `group_scores` by itself, in scores of one head that could be computed instead; at 0 its
-    sequences are of one length.
+    sequences have one length.
     """
     starts = layout.starts_S1.cpu().numpy().astype(np.int64)
     members = groups_by_length(np.diff(starts), group_scores)

@@ -50,7 +50,7 @@ NOT_KEPT = {
     *("architectures", "dtype", "torch_dtype", "transformers_version", "model_type", "num_labels"),
     *("_name_or_path", "auto_map"),
 }
-"""Keys of a config.json that speak of the file, not of the model, or lead to someone's code."""
+"""Keys of a config.json that describe the file, not the model, or refer to foreign code."""
 
 
 # ---- tensors under their canonical names, and the heads they make
@@ -67,46 +67,48 @@ class CheckpointTensors:
     config_file: Path
 
     def names_of(self, head: str) -> set[str]:
-        """The published names of a head."""
+        """Return the published names of a head."""
         return self.architecture.names_of_head(head, self.config)
 
     def heads(self, expected: Iterable[str]) -> dict[str, int]:
-        """The heads whose weights are there, with their numbers of outputs; expected ones must be whole."""
+        """Return the complete heads in the file, with their numbers of outputs; expected ones must be
+        complete.
+        """
         found: dict[str, int] = {}
         for head in expected:
-            if not self.names_of(head):  # it has no weights, and only the class tells of it (GPT-2's words)
+            if not self.names_of(head):  # a head without weights is known only from the class (GPT-2's words)
                 found[head] = 0
             self._take(head, found)
             absent = self.names_of(head) - self.tensors.keys()
-            # A pooler that is missing altogether is no fault: some models never had one.
+            # A missing pooler is not an error: some models never had one.
             if absent and (head != "pooler" or absent < self.names_of(head)):
                 self.check_complete(self.names_of(head))
-        # Where heads share names (tagger, classifier), the one that stands on what is there is likelier.
+        # If heads share names (tagger, classifier), prefer the one whose dependencies are in the file.
         for head in sorted(self.architecture.heads, key=lambda head: not self._has_supports(head)):
             self._take(head, found)
         return found
 
     def check_complete(self, names: set[str]) -> None:
-        """Stop where the file lacks some of these weights, listing them."""
+        """Raise if the file lacks some of these weights, listing them."""
         if missing := names - self.tensors.keys():
             remedy = "the file is incomplete or of another model"
             raise UserError(f"weights are missing: {_listed(missing)}", where=str(self.where), remedy=remedy)
 
     def unused(self, names: Names) -> str:
-        """The tensors that belong nowhere, listed; empty where there are none."""
+        """Return a list of unused tensors; empty if all are used."""
         left = self.tensors.keys() - published_in(names)
         return _listed({name for name in left if not name.endswith(BUFFERS)})
 
     def assembled(
         self, names: Names, expected: Mapping[str, Tensor], dtype: torch.dtype
     ) -> dict[str, Tensor]:
-        """Our tensors, each of one or several published ones below each other; sizes are compared first."""
+        """Return our tensors, each from one or several published ones stacked; sizes are compared first."""
         for ours, theirs in names.items():
             part = [len(expected[ours]) // len(theirs), *expected[ours].shape[1:]]
             for name in theirs:
                 actual, size = list(self.tensors[name].shape), self._as_published(name, part)
                 if actual != size:
-                    what = f"{name} is {actual} but {self.config_file.name} asks for {size}"
+                    what = f"{name} is {actual}, but {self.config_file.name} requires {size}"
                     remedy = f"{self.config_file.name} and the weights belong to different models"
                     raise UserError(what, where=str(self.where), remedy=remedy)
         # Query, key and value are published as three weights and computed here by one product.
@@ -134,7 +136,7 @@ class CheckpointTensors:
             found[head] = 0
             return
         matrix = self.tensors[output[0]]
-        # What is no matrix of some rows is rejected later, by its size.
+        # Tensors of other dimensions are rejected later, by their size.
         found[head] = int(matrix.shape[0]) if matrix.dim() == 2 and len(matrix) else 1
 
     def _weights(self, name: str, dtype: torch.dtype) -> Tensor:
@@ -157,19 +159,19 @@ def canonical_tensors(
     where: Path,
     config_file: Path,
 ) -> CheckpointTensors:
-    """The tensors with today's LayerNorm names, with the prefix, and under the first of two tied names."""
+    """Return the tensors with today's LayerNorm names, the prefix, and the first of two tied names."""
     held = dict(tensors)
     if held and all(name.startswith(PARALLEL_PREFIX) for name in held):
         held = {name.removeprefix(PARALLEL_PREFIX): tensor for name, tensor in held.items()}
-    # A file of the bare encoder writes its names, and the pooler's, without the prefix.
+    # A file of the bare encoder has its names, and the pooler's, without the prefix.
     in_bare = published_in(architecture.encoder_names(config))
     if "pooler" in architecture.heads:
         in_bare |= architecture.names_of_head("pooler", config)
     bare = {name.removeprefix(architecture.prefix) for name in in_bare}
     words, decoder = architecture.words_name(config), architecture.decoder_name(config)
     table = held.get(words, held.get(words.removeprefix(architecture.prefix)))
-    # A decoder that differs from the embeddings, or is meant to, is no second name of theirs. Then its own
-    # bias counts, and what that is a second name of is a leftover.
+    # A decoder that differs from the embeddings, or is meant to, is not their second name. Then its own bias
+    # counts, and the other name of that bias is a leftover.
     untied = decoder in held and table is not None and not (config.tied and _same(held[decoder], table))
     decoder_bias = decoder.removesuffix("weight") + "bias"
     if untied and decoder_bias in held:
@@ -177,12 +179,12 @@ def canonical_tensors(
     renamed: dict[str, Tensor] = {}
     for name, tensor in held.items():
         modern = re.sub(r"LayerNorm\.(gamma|beta)$", lambda match: "LayerNorm." + NORM_PARTS[match[1]], name)
-        # Tied weights may stand in a file twice: they become one, and must be the same.
+        # A file may contain tied weights twice: they become one, and must be equal.
         prefixed = architecture.prefix + modern if modern in bare else modern
         first = prefixed if untied and prefixed == decoder else architecture.tied.get(prefixed, prefixed)
         if first in renamed and not _same(renamed[first], tensor):
             what = f"{name} differs from {first}, which should be the same weight"
-            raise UserError(what, where=str(where), remedy="models that do not tie the two are not supported")
+            raise UserError(what, where=str(where), remedy="models that do not tie them are not supported")
         renamed[first] = tensor
     return CheckpointTensors(renamed, architecture, config, where, config_file)
 
@@ -199,7 +201,7 @@ def _listed(names: set[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A network as it comes from a model folder."""
+    """A network as read from a model folder."""
 
     network: Network
     extras: dict[str, Any] = field(default_factory=dict)
@@ -211,20 +213,21 @@ class Model:
     sentence: SentenceModules = SentenceModules()
     """Modules that make vectors of texts."""
     stored: torch.dtype = torch.float32
-    """Type of the weights in its file, without the last layers of tasks, if all have one type; written back
-    where none has changed."""
+    """Type of the weights in their file, without the last layers of tasks, if all have one type; written back
+    if none has changed.
+    """
 
     def labels(self) -> tuple[str, ...]:
-        """The names of a task head's outputs, in order."""
+        """Return the names of a task head's outputs, in order."""
         by_number = self.extras.get("id2label") or {}
         return tuple(str(by_number[number]) for number in sorted(by_number, key=int))
 
 
 def read_model(folder: Path, *, dtype: torch.dtype = torch.float32) -> Model:
-    """The network of a Hugging Face model folder, ours or anyone's."""
+    """Read the network of a Hugging Face model folder, ours or anyone's."""
     if not folder.is_dir():
-        raise UserError("is not a folder", where=str(folder), remedy="give the folder that holds config.json")
-    remedy = "a model folder holds config.json, weights and tokenizer files"
+        raise UserError("is not a folder", where=str(folder), remedy="give the folder with config.json")
+    remedy = "a model folder contains config.json, weights and tokenizer files"
     inner = transformer_folder(folder)
     config_json, tensors = read_json(inner / "config.json", remedy=remedy), read_tensors(inner)
     stored = None
@@ -248,27 +251,28 @@ def model_from_tensors(
     config_file: Path | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Model:
-    """The network of a config.json's contents and tensors under their published names.
+    """Build the network from a config.json's contents and tensors under their published names.
 
-    `config_file` is the file to name where the contents come from another than the folder's config.json.
+    `config_file` is the file to name in errors if the contents are not from the folder's config.json.
     """
     config_file = config_file or where / "config.json"
     reader = ConfigReader(config_json, str(config_file))
     if config_json.get("model_type") is None:
-        remedy = 'add "model_type": "bert", or what the model is'
-        raise UserError("has no model_type", where=reader.where, remedy=remedy)
+        remedy = 'add "model_type": "bert", or its own type'
+        raise UserError("lacks a model_type", where=reader.where, remedy=remedy)
     architecture = architecture_of(reader.model_type, where=reader.where)
     ties = reader.switch("tie_word_embeddings", True)
     config = replace(read_config(reader), tied=ties)
     checkpoint = canonical_tensors(tensors, architecture, config, where=where, config_file=config_file)
-    # A tagger and a classifier have the same published names: the class that config.json names tells which.
+    # A tagger and a classifier have the same published names: the class in config.json decides.
     expected = [head for name in reader.texts("architectures") for head in architecture.classes.get(name, ())]
     heads = checkpoint.heads(expected)
     has_own_decoder = architecture.decoder_name(config) in checkpoint.tensors
     config = replace(config, tied="mlm" not in heads or (ties and not has_own_decoder))
     names = published_names(config, heads)
     checkpoint.check_complete(published_in(names))
-    # On the meta device a network has sizes but takes no memory: the sizes are compared before any is taken.
+    # On the meta device a network has sizes but takes no memory: the sizes are compared before any is
+    # allocated.
     with torch.device("meta"), _NothingInitialised():
         network = build_network(config, heads)
     stored = {checkpoint.tensors[name].dtype for name in published_in(names) - _output_names(names)}
@@ -282,10 +286,12 @@ def model_from_tensors(
     if ties and not config.tied:
         notes.append(
             "the decoder of masked words differs from the word embeddings, though tie_word_embeddings is not"
-            " false: both are kept as they are"
+            " false: both are kept unchanged"
         )
     if unused := checkpoint.unused(names):
-        notes.append(f"weights that belong to no part of {architecture.model_type} were skipped: {unused}")
+        notes.append(
+            f"weights that do not belong to any part of {architecture.model_type} were skipped: {unused}"
+        )
     if fresh:
         notes.append(f"not in the folder and freshly initialised, so train before use: {', '.join(fresh)}")
     one_type = stored.pop() if len(stored) == 1 else torch.float32
@@ -295,23 +301,24 @@ def model_from_tensors(
 def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -> None:
     """Store a network so that `read_model` and transformers open it.
 
-    Weights that came from a file in 16 bits are written in 16 bits where that loses nothing. A new folder
-    appears whole or not at all; in one that exists, weights are replaced before config.json.
+    Weights from a file in 16 bits are written in 16 bits if that loses nothing. A new folder appears whole or
+    not at all; in an existing one, weights are replaced before config.json.
     """
     network = model.network
     config, heads = network.config, head_outputs(network)
     architecture = architecture_of(config.model_type)
     for one, other in combinations(sorted(heads), 2):
         if architecture.names_of_head(one, config) & architecture.names_of_head(other, config):
-            what = f"the heads {one} and {other} of {architecture.model_type} go by the same published names"
+            what = f"the heads {one} and {other} of {architecture.model_type} have the same published names"
             raise UserError(what, remedy="remove one of them and save again")
     names = published_names(config, heads)
     tensors = _published_tensors(network, names)
-    if "mlm" in heads and not config.tied:  # readers do not tie the biases then either
+    if "mlm" in heads and not config.tied:  # readers then do not tie the biases either
         bias = architecture.decoder_name(config).removesuffix("weight") + "bias"
         if first := architecture.tied.get(bias):
             tensors[bias] = tensors[first].clone()
-    if _classes_of(network) == [_bare_class(architecture)]:  # the prefix tells an encoder from its heads
+    # the prefix distinguishes an encoder from its heads
+    if _classes_of(network) == [_bare_class(architecture)]:
         tensors = {name.removeprefix(architecture.prefix): tensor for name, tensor in tensors.items()}
     config_json = published_config(model)
     _check_read_back(config_json, config)
@@ -326,28 +333,26 @@ def write_model(folder: Path, model: Model, *, shard_bytes: int = SHARD_BYTES) -
 
 
 def _check_read_back(config_json: Mapping[str, Any], config: EncoderConfig) -> None:
-    """Stop where the config.json to be written would be read as that of another model."""
+    """Raise if the config.json to be written would be read as another model's."""
     read = read_config(ConfigReader(config_json, "config.json"))
     for name, value in vars(config).items():
         if name != "tied" and (found := vars(read).get(name)) != value:
-            what = (
-                f"config.json of a {config.model_type} model cannot say that {name} is {value}, not {found}"
-            )
+            what = f"config.json of a {config.model_type} model cannot express {name} = {value}, only {found}"
             raise UserError(what, remedy="train it as a model of another type")
 
 
 def _output_names(names: Names) -> set[str]:
-    """The published names of tasks' last layers, which are exact in any precision."""
+    """Return the published names of tasks' last layers, which are exact in any precision."""
     return {name for ours, theirs in names.items() if OUTPUT_LAYER.fullmatch(ours) for name in theirs}
 
 
 def _fits(tensor: Tensor, dtype: torch.dtype) -> bool:
-    """True if a tensor is the same in a shorter type; whole numbers have none."""
+    """True if a tensor is the same in a shorter type; False for whole numbers."""
     return tensor.is_floating_point() and torch.equal(tensor.to(dtype).to(tensor.dtype), tensor)
 
 
 def published_config(model: Model) -> dict[str, Any]:
-    """The config.json of a model, whose weights may be quantised or not."""
+    """Return the config.json of a model with plain or quantised weights."""
     config, heads = model.network.config, head_outputs(model.network)
     architecture, classes = architecture_of(config.model_type), _classes_of(model.network)
     return {
@@ -364,7 +369,7 @@ def published_config(model: Model) -> dict[str, Any]:
 
 
 def _published_tensors(network: Network, names: Names) -> dict[str, Tensor]:
-    """The weights of a network under their published names, quantised ones with what belongs to them."""
+    """Return the weights of a network under their published names, quantised ones with their scales."""
     ours, tensors = network.state_dict(), dict[str, Tensor]()
     transposed = architecture_of(network.config.model_type).transposed
     quantised = {
@@ -386,7 +391,7 @@ def _published_tensors(network: Network, names: Names) -> dict[str, Tensor]:
 
 
 def head_outputs(network: Network) -> dict[str, int]:
-    """The heads of a network and the number of their outputs (0 where the head is no output layer)."""
+    """Return the heads of a network and the number of their outputs (0 without an output layer)."""
     return {
         name: head.output.out_features if isinstance(head, OutputHead) else 0
         for name, head in network.heads.items()
@@ -394,8 +399,8 @@ def head_outputs(network: Network) -> dict[str, int]:
 
 
 def _labelled_outputs(architecture: Architecture[Any], heads: Mapping[str, int]) -> int:
-    """Return the number of outputs with names in config.json: those of the one head with labels, or 0."""
-    # In the architecture's order: that of a network's heads depends on how they came to be there.
+    """Return the number of outputs with names in config.json: those of the only head with labels, or 0."""
+    # In the architecture's order, because the order of a network's heads depends on their history.
     labelled = (heads[head] for head, spec in architecture.heads.items() if head in heads and spec.labelled)
     return next(labelled, 0)
 
@@ -404,7 +409,7 @@ def _labelled_outputs(architecture: Architecture[Any], heads: Mapping[str, int])
 
 
 class _NothingInitialised(TorchFunctionMode):
-    """Modules come without initial weights: to sample them on the meta device, torch loads its compiler."""
+    """Modules without initial weights: sampling on the meta device would load torch's compiler."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -415,30 +420,30 @@ class _NothingInitialised(TorchFunctionMode):
 
 
 def read_config(reader: ConfigReader) -> EncoderConfig:
-    """The encoder config of a config.json, by the architecture that it names."""
+    """Read the encoder config of a config.json, by the architecture that it names."""
     config: EncoderConfig = architecture_of(reader.model_type, where=reader.where).read_config(reader)
     return config.checked(reader)
 
 
 def _check_shared(network: Network, assembled: Mapping[str, Tensor], *, where: Path) -> None:
-    """Stop where layers that share a weight have different ones in the file."""
+    """Raise if layers that share a weight have different ones in the file."""
     for name, parameter in network.named_parameters(remove_duplicate=False):
         own = assembled[name]
         if own.data_ptr() != parameter.data_ptr() and not torch.equal(own, parameter):
-            what = f"{name} differs from the weight of another layer that config.json says it shares"
-            remedy = "remove shared_parts from config.json to have the layers apart"
+            what = f"{name} differs from another layer's weight, but config.json declares them shared"
+            remedy = "remove shared_parts from config.json to separate the layers"
             raise UserError(what, where=str(where), remedy=remedy)
 
 
 def _check_settings(reader: ConfigReader, architecture: Architecture[Any], heads: Mapping[str, int]) -> None:
-    """Stop at settings that do not fit the heads found: labels of another number."""
+    """Raise at settings that do not fit the heads: another number of labels."""
     labels = reader.values.get("id2label") or {}
     if not isinstance(labels, dict) or not all(str(number).isdecimal() for number in labels):
         what = f"id2label is {labels!r}"
         raise UserError(what, where=reader.where, remedy='write it as {"0": "first label", ...}')
     outputs = _labelled_outputs(architecture, heads)
     if outputs and labels and len(labels) != outputs:
-        what = f"id2label names {len(labels)} labels but the head has {outputs} outputs"
+        what = f"id2label names {len(labels)} labels, but the head has {outputs} outputs"
         raise UserError(what, where=reader.where, remedy="name each output once")
 
 
@@ -446,7 +451,7 @@ def _check_settings(reader: ConfigReader, architecture: Architecture[Any], heads
 
 
 def _classes_of(network: Network) -> list[str]:
-    """The published classes that together name the heads, the ones that settle doubts first."""
+    """Return the published classes that together name the heads, the most decisive first."""
     config, heads = network.config, set(network.heads)
     architecture = architecture_of(config.model_type)
     names = {head: architecture.names_of_head(head, config) for head in architecture.heads}
@@ -458,7 +463,7 @@ def _classes_of(network: Network) -> list[str]:
 
     chosen: list[str] = []
     left = set(heads)
-    # A class may also name a pooler that is not there: readers initialise one, as for any such folder.
+    # A class may also name a missing pooler: readers initialise one, as for any such folder.
     fitting = [name for name, held in architecture.classes.items() if set(held) <= heads | {"pooler"}]
     for name in sorted(fitting, key=rank):
         if left & set(architecture.classes[name]) and not (chosen and name == _bare_class(architecture)):
@@ -472,7 +477,7 @@ def _bare_class(architecture: Architecture[Any]) -> str:
 
 
 def _label_keys(model: Model, architecture: Architecture[Any], heads: Mapping[str, int]) -> dict[str, Any]:
-    """id2label and its inverse for a task head without labels: readers take its size from them."""
+    """Return id2label and its inverse for a task head without labels: readers take its size from them."""
     outputs = _labelled_outputs(architecture, heads)
     if not outputs or len(model.labels()) == outputs:
         return {}

@@ -1,8 +1,8 @@
-"""Quantised weights in model folders: whole numbers under the published names, with their scales beside them.
+"""Quantised weights in model folders: whole numbers under the published names, with their scales.
 
-Of a weight W there are W (int8, or two 4-bit numbers in a byte), W_scales, and for 8-bit products W_per_input
-and W_input_steps (their size and their zero). config.json has a `model_type` of our own, for others would
-take the whole numbers for weights.
+For a weight W there are W (int8, or two 4-bit numbers in a byte), W_scales, and for 8-bit products
+W_per_input and W_input_steps (their size and their zero). config.json has our own `model_type`, because
+others would take the whole numbers for weights.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -38,7 +38,7 @@ def is_quantised(network: Network) -> bool:
 
 
 def quantised_config(config_json: dict[str, Any], network: Network) -> dict[str, Any]:
-    """The config.json of a network whose weights are quantised; as it is where none are."""
+    """Return the config.json of a network, changed if its weights are quantised."""
     layers = [module for module in network.modules() if isinstance(module, QuantisedLinear)]
     if not layers:
         return config_json
@@ -77,17 +77,17 @@ class StoredWeight:
     per_input_I: Tensor | None
 
     def real(self) -> Tensor:
-        """The weight that it stands for."""
+        """Return the weight in real numbers."""
         if self.steps is None or self.per_input_I is None:
             return dequantised(self.whole, self.scales_OG)
         return dequantised(self.whole, self.scales_OG, self.per_input_I * self.steps.size)
 
 
 def real_config(config_json: Mapping[str, Any], *, where: Path) -> dict[str, Any]:
-    """The config.json of the model before it was quantised."""
+    """Return the config.json of the model before it was quantised."""
     told = config_json.get("quantised")
     if not isinstance(told, dict) or not isinstance(told.get("model_type"), str):
-        what = "does not say which model was quantised"
+        what = "does not name the original model"
         raise UserError(what, where=str(where / "config.json"), remedy=BROKEN)
     kept = {key: value for key, value in config_json.items() if key != "quantised"}
     return {**kept, "model_type": told["model_type"]}
@@ -96,24 +96,25 @@ def real_config(config_json: Mapping[str, Any], *, where: Path) -> dict[str, Any
 def stored_and_real(
     tensors: Iterable[tuple[str, Tensor]], transposed: Callable[[str], bool], *, where: Path
 ) -> tuple[dict[str, StoredWeight], dict[str, Tensor]]:
-    """The quantised weights of a file, and all of its weights as real numbers."""
+    """Return the quantised weights of a file, and all of its weights as real numbers."""
     held = dict(tensors)
     names = [name.removesuffix(SCALES) for name in held if name.endswith(SCALES)]
     stored = {name: _stored(held, name, where=where) for name in names}
     beside = {name + end for name in names for end in (SCALES, PER_INPUT, INPUT_STEPS)}
     real = {name: tensor for name, tensor in held.items() if name not in beside and name not in stored}
-    for name, weight in stored.items():  # whole numbers are stored as they are multiplied: [outputs, inputs]
+    # whole numbers are stored in the order of multiplication: [outputs, inputs]
+    for name, weight in stored.items():
         real[name] = weight.real().t() if transposed(name) else weight.real()
     return stored, real
 
 
 def put_stored(network: Network, stored: Mapping[str, StoredWeight]) -> None:
-    """Let the layers of a network hold the quantised weights of a file in place of the real ones."""
+    """Put the quantised weights of a file into the layers of a network, in place of the real ones."""
     prefix = architecture_of(network.config.model_type).prefix
     for ours, theirs in published_names(network.config, dict.fromkeys(network.heads, 0)).items():
         parts = [stored.get(name) or stored.get(name.removeprefix(prefix)) for name in theirs]
         layer, found = ours.removesuffix(".weight"), [part for part in parts if part is not None]
-        # Layers that share a weight have it by now.
+        # Layers that share a weight already have it.
         if len(found) < len(parts) or isinstance(network.get_submodule(layer), QuantisedLayer):
             continue
         network.set_submodule(layer, _layer(network.get_submodule(layer), found))
@@ -127,7 +128,7 @@ def _layer(real: nn.Module, parts: list[StoredWeight]) -> nn.Module:
     if isinstance(real, nn.Embedding):
         return QuantisedEmbedding(whole, scales_OG)
     if not isinstance(real, nn.Linear):
-        return real  # a file may round what we do not
+        return real  # the file may be rounded further than we round
     bias_O = None if real.bias is None else real.bias.detach()
     return QuantisedLinear(whole, scales_OG, bias_O, steps=parts[0].steps, per_input_I=parts[0].per_input_I)
 
@@ -135,7 +136,7 @@ def _layer(real: nn.Module, parts: list[StoredWeight]) -> nn.Module:
 def _stored(held: Mapping[str, Tensor], name: str, *, where: Path) -> StoredWeight:
     whole, scales, per_input, steps = (held.get(name + end) for end in ("", SCALES, PER_INPUT, INPUT_STEPS))
     if whole is None or scales is None or not _fits(whole, scales, per_input, steps):
-        what = f"{name} is not whole numbers with the scales that belong to them"
+        what = f"{name} is not whole numbers with their scales"
         raise UserError(what, where=str(where), remedy=BROKEN)
     if steps is None:
         return StoredWeight(whole, scales, None, None)

@@ -1,7 +1,7 @@
-"""Folders of sentence-transformers: what they say of how a text becomes a vector, read and written back.
+"""Folders of sentence-transformers: the steps from a text to a vector, read and written back.
 
 `modules.json` lists the steps, each with the folder of its settings: a Transformer (the model itself),
-Pooling, and often Normalize. Beside it lie prompts and the longest text.
+Pooling, and often Normalize. Other files have prompts and the longest text.
 """
 
 import json
@@ -14,7 +14,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.core.files import read_json, read_text, write_json
 
 Pooling = Literal["mean", "cls", "max", "mean_sqrt_len_tokens", "lasttoken", "pooler", "centred"]
-"""Those of sentence-transformers, and two of ours: pooler, and centred (`Bert.embed` says what it is)."""
+"""Poolings of sentence-transformers, and two of ours: pooler, and centred (see `Bert.embed`)."""
 POOLINGS = get_args(Pooling)
 
 MODULES_FILE = "modules.json"
@@ -39,7 +39,7 @@ class SentenceModules:
     pooling: Pooling = "centred"
     normalize: bool = True
     longest: int | None = None
-    """Tokens of the longest text; None: as many as the model takes."""
+    """Tokens of the longest text; None: the model's maximum."""
     lowers_case: bool = False
     """True if texts are lower-cased before they are tokenized."""
     prompts: Mapping[str, str] = field(default_factory=dict)
@@ -48,21 +48,21 @@ class SentenceModules:
     unsupported: str = ""
     """Required step of the folder that is not supported here; empty if all are."""
     files: Mapping[str, Any] = field(default_factory=dict)
-    """The files by their names in the folder, to be written back; none where it has no modules.json."""
+    """Files by their names in the folder, to be written back; empty without a modules.json."""
 
     def prepares(self, prompt: str | None) -> bool:
         """True if texts are changed before they are read."""
         return self.lowers_case or bool(self.default_prompt if prompt is None else prompt)
 
     def prepared(self, text: str, prompt: str | None) -> str:
-        """The text behind a prompt: this one, or the folder's own where none is given."""
+        """Return the text after a prompt: this one, or by default the folder's own."""
         if not text.strip():
-            return text  # an empty text is a mistake, with a prompt as without
+            return text  # an empty text is a mistake, with or without a prompt
         whole = (self.default_prompt if prompt is None else prompt) + text
         return whole.lower() if self.lowers_case else whole
 
     def write(self, folder: Path) -> None:
-        """Put the files back into a model folder that is being written."""
+        """Write the files back into an unfinished model folder."""
         for name, value in self.files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             write_json(folder / name, value)
@@ -80,14 +80,14 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
     if not (folder / MODULES_FILE).is_file():
         return SentenceModules()
     modules, inner = _modules(folder), transformer_folder(folder)
-    # What is saved lies beside modules.json, whatever the layout was.
+    # Saved files are next to modules.json, in either layout.
     flat = [{**each, "path": ""} if _kind(each) == "Transformer" else each for each in modules]
     files: dict[str, Any] = {MODULES_FILE: flat}
     length, prompts = _optional(inner / LENGTH_FILE), _optional(folder / PROMPTS_FILE)
     files |= {name: value for name, value in ((LENGTH_FILE, length), (PROMPTS_FILE, prompts)) if value}
     steps, unsupported = [_kind(each) for each in modules], ""
     if steps not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        unsupported = f"the steps {', '.join(steps)}" if steps else "no step at all"
+        unsupported = f"the steps {', '.join(steps)}" if steps else "an empty list of steps"
     pooling: Pooling = "mean"
     leaves_prompt_out = False
     for each in (each for each in modules if _kind(each) == "Pooling"):
@@ -120,29 +120,29 @@ def read_sentence_modules(folder: Path) -> SentenceModules:
 
 
 def _modules(folder: Path) -> list[dict[str, Any]]:
-    """The steps as modules.json lists them, each with the folder of its settings."""
+    """Return the steps as modules.json lists them, each with the folder of its settings."""
     file = folder / MODULES_FILE
     try:
         listed = json.loads(read_text(file, remedy=REMEDY))
     except (ValueError, RecursionError) as error:
         raise UserError(f"is not valid JSON ({error})", where=str(file), remedy=REMEDY) from error
     if not isinstance(listed, list) or not all(isinstance(each, dict) and "type" in each for each in listed):
-        raise UserError("is no list of modules with their types", where=str(file), remedy=REMEDY)
+        raise UserError("is not a list of modules with their types", where=str(file), remedy=REMEDY)
     for each in listed:
         path = PurePosixPath(str(each.get("path") or ""))
         if path.is_absolute() or ".." in path.parts:
             what = f"has a module at {path}, outside of the folder"
             raise UserError(what, where=str(file), remedy="correct the path")
-        # Its config.json would be that of the model, and be written over it.
+        # Its config.json would be the model's, and be overwritten.
         if _kind(each) == "Pooling" and not path.parts:
-            what = "has a Pooling module without a folder of its own"
-            raise UserError(what, where=str(file), remedy='write its path, such as "1_Pooling"')
+            what = "has a Pooling module without a separate folder"
+            raise UserError(what, where=str(file), remedy='write its path, for example "1_Pooling"')
         each["path"] = "/".join(path.parts)
     return listed
 
 
 def _kind(module: Mapping[str, Any]) -> str:
-    """The class of a step, without the package, which has changed over the years."""
+    """Return the class of a step, without the package, which has changed over the years."""
     return str(module["type"]).rpartition(".")[2]
 
 
@@ -151,7 +151,7 @@ def _optional(file: Path) -> dict[str, Any]:
 
 
 def _modes(settings: Mapping[str, Any]) -> list[Any]:
-    """The poolings whose vectors are put behind each other; nearly always one."""
+    """Return the poolings to concatenate; nearly always one."""
     mode = settings.get("pooling_mode")
     if mode is None:
         return [name for key, name in POOLING_KEYS.items() if settings.get(key)] or ["mean"]
@@ -163,7 +163,7 @@ def _default_prompt(settings: Mapping[str, Any], prompts: Mapping[str, str], *, 
     if name is None:
         return ""
     if not isinstance(name, str) or name not in prompts:
-        what = f"default_prompt_name is {name!r}, which is none of its prompts"
+        what = f"default_prompt_name is {name!r}, which is not one of its prompts"
         raise UserError(what, where=str(where), remedy="correct the name")
     return prompts[name]
 

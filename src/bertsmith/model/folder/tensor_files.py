@@ -21,22 +21,22 @@ OLD_SINGLE, OLD_SHARDED = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SAVED_WEIGHT_FILES = (SINGLE, SHARDED, "model-*-of-*.safetensors")
 """Patterns of what a save replaces: a reader might prefer old shards, or an old whole file."""
 WEIGHT_FILES = (*SAVED_WEIGHT_FILES, OLD_SINGLE, OLD_SHARDED, "pytorch_model-*-of-*.bin")
-"""Patterns of all that may hold weights; every reader takes safetensors before the older form."""
+"""Patterns of all files that may contain weights; every reader prefers safetensors to the older form."""
 BROKEN = "download or save the folder again"
 MAX_NAME = 200
 FOR_TORCH = {"format": "pt"}
-"""Without it, transformers does not open a file."""
+"""Metadata that transformers requires to open a file."""
 NOT_TENSORS = (
     *(pickle.UnpicklingError, struct.error, EOFError, OSError),
     *(RuntimeError, ValueError, KeyError, TypeError, AttributeError),
     *(IndexError, AssertionError, OverflowError),
 )
-"""All that torch.load was seen to raise at files that are not its own."""
+"""Errors that torch.load was seen to raise at foreign files."""
 
 
 @contextmanager
 def safetensors_errors() -> Iterator[None]:
-    """Inside, safetensors' own error is the OSError that a full disk or a damaged file is everywhere else."""
+    """Inside, raise safetensors' own error as the usual OSError of a full disk or a damaged file."""
     try:
         yield
     except SafetensorError as error:
@@ -44,7 +44,7 @@ def safetensors_errors() -> Iterator[None]:
 
 
 def read_safetensors(file: Path, *, remedy: str = BROKEN) -> dict[str, Tensor]:
-    """The tensors of one file; a file that is damaged or not there is the user's to mend."""
+    """Return the tensors of one file; a damaged or missing file is a user error."""
     _check_readable(file, remedy)
     try:
         with safetensors_errors(), safe_open(file, framework="pt") as opened:
@@ -83,18 +83,18 @@ def _sort_metadata(file: Path) -> None:
 
 
 def read_tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of a model folder with its name; safetensors before the older form."""
+    """Yield every tensor of a model folder with its name; safetensors before the older form."""
     for single, index in ((SINGLE, SHARDED), (OLD_SINGLE, OLD_SHARDED)):
         if (folder / single).is_file():
             return iter(_read_file(folder / single).items())
         if (folder / index).is_file():
             return _read_shards(folder / index)
-    remedy = f"a model folder holds {SINGLE} (or {SHARDED} with its shards, or {OLD_SINGLE})"
-    raise UserError("holds no weights", where=str(folder), remedy=remedy)
+    remedy = f"a model folder contains {SINGLE} (or {SHARDED} with its shards, or {OLD_SINGLE})"
+    raise UserError("does not contain weights", where=str(folder), remedy=remedy)
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int) -> None:
-    """Store tensors as one safetensors file, or in shards with an index where they exceed the shard size."""
+    """Store tensors as one safetensors file, or in shards with an index if they exceed the shard size."""
     shards: list[dict[str, Tensor]] = [{}]
     used = 0
     for name, tensor in tensors.items():
@@ -118,45 +118,45 @@ def write_tensors(folder: Path, tensors: Mapping[str, Tensor], shard_bytes: int)
 def _read_shards(index: Path) -> Iterator[tuple[str, Tensor]]:
     weight_map = read_json(index, remedy=BROKEN).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise UserError("has no weight_map", where=str(index), remedy=BROKEN)
+        raise UserError("lacks a weight_map", where=str(index), remedy=BROKEN)
     for name, file in weight_map.items():
         if not isinstance(file, str) or not _is_shard(index.parent, file):
-            what = f"weight_map sends {name} to {file!r}, which is not in the folder"
+            what = f"weight_map assigns {name} to {file!r}, which is not in the folder"
             raise UserError(what, where=str(index), remedy=BROKEN)
     for shard in sorted({index.parent / file for file in weight_map.values()}):
         held = _read_file(shard)
         for name in (name for name, file in weight_map.items() if file == shard.name):
             if name not in held:
-                what = f"{name} is missing, though the index says it is here"
+                what = f"{name} is missing, but the index lists it here"
                 raise UserError(what, where=str(shard), remedy=BROKEN)
             yield name, held[name]
 
 
 def _is_shard(folder: Path, file: str) -> bool:
-    """True if this is a plain file name: an index must not reach outside its folder."""
+    """True if this is a plain file name: an index must not point outside of its folder."""
     plain = Path(file).name == file and file.endswith((".safetensors", ".bin")) and len(file) < MAX_NAME
     return plain and (folder / file).is_file()
 
 
 def _read_file(file: Path) -> dict[str, Tensor]:
-    """The tensors of one file, in either form."""
+    """Return the tensors of one file, in either form."""
     if file.suffix == ".safetensors":
         return read_safetensors(file)
     _check_readable(file)
     _check_not_packed(file)
     try:
-        # weights_only rejects everything that is not plain tensors: a pickle could run code.
+        # weights_only rejects everything except plain tensors: a pickle could run code.
         held = torch.load(file, map_location="cpu", weights_only=True)
     except NOT_TENSORS as error:
-        what = f"is not a whole weights file, or holds more than tensors ({type(error).__name__})"
+        what = f"is not a whole weights file, or contains more than tensors ({type(error).__name__})"
         raise UserError(what, where=str(file), remedy=f"{BROKEN}, as safetensors") from error
     if not isinstance(held, dict) or not all(_is_plain(name, tensor) for name, tensor in held.items()):
-        raise UserError("holds something other than named tensors", where=str(file), remedy=BROKEN)
+        raise UserError("contains something other than named tensors", where=str(file), remedy=BROKEN)
     return held
 
 
 def _check_not_packed(file: Path) -> None:
-    """Stop at a file that holds more than its size: torch stores what it writes, and packs nothing."""
+    """Raise at a file that unpacks to more than its size: torch does not compress."""
     try:
         with ZipFile(file) as held:
             entries = held.infolist()
@@ -169,13 +169,13 @@ def _check_not_packed(file: Path) -> None:
 
 
 def _check_readable(file: Path, remedy: str = BROKEN) -> None:
-    """Stop at what a clone without large-file support leaves in place of the weights, or at no permission."""
+    """Raise at a git-lfs pointer in place of the weights, or at missing permissions."""
     try:
         with file.open("rb") as opened:
             beginning = opened.read(64)
     except OSError as error:
         if isinstance(error, PermissionError):
-            remedy = "give yourself the right to read it"
+            remedy = "give yourself permission to read it"
         raise UserError(f"cannot be read ({error.strerror})", where=str(file), remedy=remedy) from error
     if beginning.startswith(b"version https://git-lfs"):
         raise UserError("is only a git-lfs pointer", where=str(file), remedy="run git lfs pull there")
@@ -185,5 +185,5 @@ def _is_plain(name: object, tensor: object) -> bool:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         return False
     dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
-    # One number, seen a billion times (stride 0), would become a billion where it is copied.
+    # One number, repeated a billion times (stride 0), would become a billion numbers when it is copied.
     return dense and tensor.nbytes <= tensor.untyped_storage().nbytes()

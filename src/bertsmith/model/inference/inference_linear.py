@@ -2,9 +2,8 @@
 
 Shapes: T packed tokens or rows, I inputs, O outputs.
 
-A weight that does not change any more can lie as oneDNN reads it fastest, and a linear layer can compute its
-activation or residual on the way out, which spares a pass over the outputs. Training could use neither: the
-packed form has no gradient.
+A constant weight can be stored in oneDNN's fastest layout, and a linear layer can fuse its activation or
+residual, which saves a pass over the outputs. Training could use neither: the packed form lacks a gradient.
 """
 
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from bertsmith.model.kernels import torch_internals
 from bertsmith.model.lora import LoraLinear
 
 FUSED = {"gelu": ("gelu", "none"), "relu": ("relu", "")}
-"""Activations that oneDNN computes on the way out, with its name for their form."""
+"""Activations that oneDNN can fuse, with its names for them."""
 UNSIGNED_MIDDLE = 128
 """Difference of unsigned and signed 8-bit numbers: their highest bit."""
 
@@ -28,7 +27,7 @@ UNSIGNED_MIDDLE = 128
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """True if oneDNN has products of this precision on this machine."""
+    """True if oneDNN supports products of this precision on this machine."""
     if dtype == torch.bfloat16:
         return torch_internals.has_bf16_products()
     return dtype == torch.float32 and torch_internals.has_onednn()
@@ -46,15 +45,15 @@ class InferenceLinear(Protocol):
     """Interface of a linear layer in an inference block."""
 
     def __call__(self, values_TI: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         ...
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
-        """The product after an activation, in the form that the next layer takes."""
+        """Return the activation of the product, in the form that the next layer takes."""
         ...
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        """The sum of the product and a residual."""
+        """Return the sum of the product and a residual."""
         ...
 
 
@@ -66,11 +65,11 @@ class PackedLinear:
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def __call__(self, values_TI: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         return torch_internals.packed_linear(values_TI, self._weight, self._bias)
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
-        """The product after an activation."""
+        """Return the activation of the product."""
         if activation.name in FUSED:
             return torch_internals.packed_linear(values_TI, self._weight, self._bias, *FUSED[activation.name])
         if activation.name == "relu2":
@@ -79,40 +78,40 @@ class PackedLinear:
         return activation.function(self(values_TI))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        """The sum of the product and a residual."""
+        """Return the sum of the product and a residual."""
         return torch_internals.packed_linear_plus(values_TI, residual_TO, self._weight, self._bias)
 
 
 class AdaptedLinear:
-    """A linear layer with adapters beside it; those of other tasks may stand beside the same one."""
+    """A linear layer with adapters; adapters of other tasks may use the same layer."""
 
     def __init__(self, linear: LoraLinear, frozen: InferenceLinear) -> None:
         self._adapters, self.frozen = linear, frozen
 
     def __call__(self, values_TI: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         return self._adapters.adapted(self.frozen(values_TI), values_TI)
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
-        """The product after an activation, which has to wait for the adapters."""
+        """Return the activation of the product, which has to wait for the adapters."""
         return activation.function(self(values_TI))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        """The sum of the product and a residual."""
+        """Return the sum of the product and a residual."""
         return self._adapters.adapted(self.frozen.plus(values_TI, residual_TO), values_TI)
 
 
-# ---- a linear layer of 8-bit products: weights by output, inputs by the range that calibration saw
+# ---- a linear layer of 8-bit products: weights by output, inputs by their range in calibration
 
 
 class Int8Linear:
-    """A linear layer that rounds its inputs, or takes them rounded, and can give its activation rounded."""
+    """A linear layer that rounds its inputs, or takes them rounded, and can return its activation rounded."""
 
     def __init__(
         self, linear: QuantisedLinear, dtype: torch.dtype, *, to: EightBitSteps | None = None
     ) -> None:
-        """`dtype`: of inputs and outputs; `to`: the steps in which an activation is given."""
-        assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
+        """Build it; `dtype`: of inputs and outputs; `to`: the steps of a returned activation."""
+        assert linear.steps is not None and bits_of(linear.whole) == 8, "the layer must be calibrated"
         self._steps, self._to = linear.steps, to
         self._weight = torch_internals.QuantisedWeight(
             torch_internals.pack_int8_weight(linear.whole),
@@ -124,11 +123,11 @@ class Int8Linear:
         self._moves_up = linear.steps.dtype == torch.int8 and not torch_internals.multiplies_signed_inputs()
 
     def __call__(self, values_TI: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         return self._product(values_TI, self._per_input_I.dtype)
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
-        """The product after an activation, rounded where it could be computed on the way out."""
+        """Return the activation of the product, rounded if it can be fused."""
         if activation.name in FUSED:
             return self._product(values_TI, self._per_input_I.dtype, *FUSED[activation.name], to=self._to)
         if activation.name == "relu2":
@@ -136,7 +135,7 @@ class Int8Linear:
         return activation.function(self(values_TI))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        """The sum of the product and a residual."""
+        """Return the sum of the product and a residual."""
         return self._product(values_TI, residual_TO.dtype).add_(residual_TO)
 
     def _product(
@@ -158,14 +157,14 @@ class Int8Linear:
 
 def _steps_per_input(linear: QuantisedLinear) -> Tensor:
     """Return the number of steps in one unit of each input [I]."""
-    assert linear.steps is not None, "it was calibrated"
+    assert linear.steps is not None, "the layer must be calibrated"
     if linear.per_input_I is not None:
         return linear.per_input_I
     return torch.full((linear.in_features,), 1 / linear.steps.size)
 
 
 def _rounded(values_TI: Tensor, steps: EightBitSteps, per_input_I: Tensor) -> Tensor:
-    """Inputs as 8-bit numbers, which those that an activation was given in are already."""
+    """Return inputs as 8-bit numbers; activations may already be such."""
     return steps.quantise(values_TI * per_input_I) if values_TI.is_floating_point() else values_TI
 
 
@@ -173,17 +172,17 @@ class SignedInt8Linear:
     """8-bit linear layer for ARM, where only signed numbers with one scale per weight matrix are fast.
 
     A scale for each output or unsigned inputs cost more than ten times the product there
-    (`docs/shrinking.md`). So outputs are counted in steps, the bias makes up for inputs that were moved, and
-    scales, and with them activation and residual, come after the product.
+    (`docs/shrinking.md`). So outputs are counted in steps, the bias compensates for shifted inputs, and
+    scales, and with them activation and residual, are applied after the product.
     """
 
     def __init__(
         self, linear: QuantisedLinear, dtype: torch.dtype, *, to: EightBitSteps | None = None
     ) -> None:
-        """`dtype`: of outputs; `to`: the steps in which an activation is given."""
-        assert linear.steps is not None and bits_of(linear.whole) == 8, "it was calibrated"
+        """Build it; `dtype`: of outputs; `to`: the steps of a returned activation."""
+        assert linear.steps is not None and bits_of(linear.whole) == 8, "the layer must be calibrated"
         self._steps, self._to, self._dtype = linear.steps, to, dtype
-        # Whatever the folder was read in: the factors were rounded to bf16, their products must not be.
+        # In any precision of the folder: the factors were rounded to bf16, their products must not be.
         self._per_input_I = _steps_per_input(linear).float()
         self._scales_O = linear.scales_OG[:, 0] * linear.steps.size
         zero = linear.steps.zero - (UNSIGNED_MIDDLE if linear.steps.dtype == torch.uint8 else 0)
@@ -196,25 +195,25 @@ class SignedInt8Linear:
         )
 
     def __call__(self, values_TI: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         return self._product(values_TI).to(self._dtype)
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
-        """The product after an activation, rounded where the next layer takes it so."""
+        """Return the activation of the product, rounded if the next layer takes it rounded."""
         activated_TO = activation.function(self._product(values_TI))
         if self._to is None:
             return activated_TO.to(self._dtype)
         return self._to.quantise(activated_TO * (1 / self._to.size))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        """The sum of the product and a residual."""
+        """Return the sum of the product and a residual."""
         return torch.addcmul(residual_TO, self._counted(values_TI), self._scales_O).to(self._dtype)
 
     def _product(self, values_TI: Tensor) -> Tensor:
         return self._counted(values_TI).mul_(self._scales_O)
 
     def _counted(self, values_TI: Tensor) -> Tensor:
-        """The product in steps of each output."""
+        """Return the product in steps of each output."""
         whole_TI = _rounded(values_TI, self._steps, self._per_input_I)
         if whole_TI.dtype == torch.uint8:
             whole_TI = (whole_TI ^ UNSIGNED_MIDDLE).view(torch.int8)
@@ -226,7 +225,7 @@ class SignedInt8Linear:
 
 
 class FourBitLinear:
-    """A linear layer whose weights stay at 4 bits; each row of inputs is rounded to 8 as it comes."""
+    """A linear layer with weights that stay at 4 bits; each row of inputs is rounded to 8 on the fly."""
 
     def __init__(self, linear: QuantisedLinear) -> None:
         self._sizes = (GROUP_INPUTS, linear.in_features, linear.out_features)
@@ -234,15 +233,15 @@ class FourBitLinear:
         self._weight = torch_internals.pack_4bit_weight(linear.whole, linear.scales_OG, bias_O, self._sizes)
 
     def __call__(self, values_TI: Tensor) -> Tensor:
-        """The product."""
+        """Return the product."""
         return torch_internals.linear_4bit(values_TI.contiguous(), self._weight, self._sizes)
 
     def activated(self, values_TI: Tensor, activation: Activation) -> Tensor:
-        """The product after an activation."""
+        """Return the activation of the product."""
         return activation.function(self(values_TI))
 
     def plus(self, values_TI: Tensor, residual_TO: Tensor) -> Tensor:
-        """The sum of the product and a residual."""
+        """Return the sum of the product and a residual."""
         return self(values_TI).add_(residual_TO)
 
 

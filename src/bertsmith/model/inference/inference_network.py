@@ -3,9 +3,8 @@
 Shapes: T packed tokens, R rows of them that are wanted, I inputs, O outputs, H heads, K head width, D model
 width, V words, E embedding width.
 
-What learns and what predicts are two networks over the same weights. Read from top to bottom: a block of
-four linear layers (`inference_linear`), the networks that are made of such blocks, and the calibration of
-their inputs.
+Training and inference use two networks that share weights. In order: a block of four linear layers
+(`inference_linear`), the networks of such blocks, and the calibration of their inputs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -69,7 +68,7 @@ class BlockLinears:
 
 
 class InferenceBlock(nn.Module):
-    """One layer that cannot learn any more; where its norms stand is said by those below."""
+    """One layer without training; subclasses define the places of its norms."""
 
     def __init__(self, block: Block, linears: BlockLinears) -> None:
         super().__init__()
@@ -97,7 +96,7 @@ class InferenceBlock(nn.Module):
 
 
 class PostNormInferenceBlock(InferenceBlock):
-    """A layer of BERT's make."""
+    """A layer like BERT's."""
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         mixed_RD = self.mixed(hidden_TD, batch, attend, rows)
@@ -108,7 +107,7 @@ class PostNormInferenceBlock(InferenceBlock):
 
 
 class PreNormInferenceBlock(InferenceBlock):
-    """A layer of ModernBERT's make."""
+    """A layer like ModernBERT's."""
 
     def __init__(self, block: PreNormBlock, linears: BlockLinears) -> None:
         super().__init__(block, linears)
@@ -137,7 +136,7 @@ INFERENCE_BLOCKS: dict[type[nn.Module], Callable[..., InferenceBlock]] = {
 
 
 def convertible_blocks(network: Network) -> list[Block]:
-    """The blocks of a network, or none where some are of another make."""
+    """Return the blocks of a network, or none if some are of another kind."""
     encoder = network.encoder
     blocks = encoder.own_blocks() if isinstance(encoder, Transformer) else []
     plain = all(type(each) in INFERENCE_BLOCKS and type(each.attention) is SelfAttention for each in blocks)
@@ -145,7 +144,7 @@ def convertible_blocks(network: Network) -> list[Block]:
 
 
 def linears_of(block: Block) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
-    """Project, output, expand, contract."""
+    """Return the layers project, output, expand and contract."""
     attention, feed_forward = block.attention, block.feed_forward
     return attention.project, attention.output, feed_forward.expand, feed_forward.contract
 
@@ -168,8 +167,8 @@ def is_for_memory(blocks: Sequence[Block]) -> bool:
 def packed_network(network: Network, over: Network | None = None) -> Network:
     """Return the network with packed weights if its layers and its precision allow it, else itself.
 
-    Adapters are computed beside packed weights: those of `over`, the packed network of their base, which are
-    then held once, or their own.
+    Adapters are computed in addition to packed weights: the weights of `over`, the packed network of their
+    base, which are then in memory once, or their own.
     """
     blocks = convertible_blocks(network)
     if computes_in_4_bits(network):
@@ -199,9 +198,9 @@ def int8_network(network: Network, weights: Sequence[QuantisedLinear], dtype: to
     linears = []
     for first in range(0, len(weights), 4):
         project, output, expand, contract = weights[first : first + 4]
-        assert contract.steps is not None, "it was calibrated"
-        # The layer in the middle gives its activation already rounded, as the last one reads it: that spares
-        # the widest values of a block a pass in full precision.
+        assert contract.steps is not None, "the layer must be calibrated"
+        # The expanding layer returns its activation already rounded for the last one: that saves a pass in
+        # full precision over the widest values of a block.
         between = contract.steps if contract.steps.dtype == torch.uint8 else None
         linears.append(
             BlockLinears(
@@ -211,7 +210,7 @@ def int8_network(network: Network, weights: Sequence[QuantisedLinear], dtype: to
                 contract=form(contract, dtype),
             )
         )
-    rest = deepcopy(network).to(dtype)  # the one that was read is what `save` writes
+    rest = deepcopy(network).to(dtype)  # `save` writes the network that was read
     for name, head in network.heads.items():
         if isinstance(head, OutputHead):
             rest.heads[name].output = head.output
@@ -219,7 +218,7 @@ def int8_network(network: Network, weights: Sequence[QuantisedLinear], dtype: to
 
 
 def real_network(network: Network) -> Network:
-    """The network with real weights in place of calibrated ones, for devices without such products."""
+    """Return the network with real weights in place of calibrated ones, for devices without such products."""
     if not stored_weights(network):
         return network
     real = with_shared_weights(network)
@@ -230,7 +229,7 @@ def real_network(network: Network) -> Network:
 
 
 def _real(linear: nn.Linear) -> nn.Linear:
-    """A plain layer that gives the same; of layers that share a weight, each is given its own."""
+    """Return an equivalent plain layer; layers that share a weight each get a separate one."""
     weight_OI = linear.weight
     plain = nn.Linear(linear.in_features, linear.out_features, bias=linear.bias is not None, device="meta")
     plain.weight = nn.Parameter(weight_OI, requires_grad=False)
@@ -240,7 +239,7 @@ def _real(linear: nn.Linear) -> nn.Linear:
 
 def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]]) -> Network:
     encoder = network.encoder
-    assert isinstance(encoder, Transformer), "others have no blocks"
+    assert isinstance(encoder, Transformer), "other encoders do not have blocks"
     converted = Transformer(
         encoder.embeddings,
         [INFERENCE_BLOCKS[type(block)](block, linears) for block, linears in layers],
@@ -253,29 +252,29 @@ def _with_blocks(network: Network, layers: Iterable[tuple[Block, BlockLinears]])
 
 
 def _with_real_table(network: Network) -> Network:
-    """The network, whose word table now holds real numbers."""
+    """Return the network with a word table of real numbers."""
     encoder = network.encoder
-    assert isinstance(encoder, Transformer), "others have no blocks"
+    assert isinstance(encoder, Transformer), "other encoders do not have blocks"
     if isinstance(encoder.words, QuantisedEmbedding):
         embeddings, table = encoder.embeddings, _real_table(encoder.words)
         widen = embeddings.widen if isinstance(embeddings.widen, nn.Linear) else None
         added, norm, dropout = dict(embeddings.added.items()), embeddings.norm, embeddings.dropout.p
-        # Others of its own: those of the network that was read stay as they are.
+        # New heads: the heads of the network that was read do not change.
         encoder.embeddings = Embeddings(table, added, norm=norm, dropout=dropout, widen=widen)  # type: ignore[arg-type]
     return network.eval()
 
 
 def _real_table(words: QuantisedEmbedding) -> nn.Embedding:
-    """A table of real numbers: 8-bit ones would be scaled at each look-up."""
+    """Return a table of real numbers: 8-bit ones would be scaled at each look-up."""
     weight_VE = words.weight
     return nn.Embedding(len(weight_VE), weight_VE.shape[1], _weight=weight_VE)
 
 
-# ---- what a network's weights are for 8-bit products
+# ---- the weights of a network for 8-bit products
 
 
 def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[QuantisedLinear]:
-    """The weights of its linear layers for 8-bit products, by the inputs that these have in these batches."""
+    """Return the weights of its linear layers for 8-bit products, by their inputs in these batches."""
     layers = network.encoder.linears()
     with _observed([each.linear for each in layers]) as seen, torch.no_grad():
         for batch in batches:
@@ -290,7 +289,7 @@ def calibrated(network: Network, batches: Iterable[PackedBatch]) -> list[Quantis
 
 @contextmanager
 def _observed(linears: list[nn.Linear]) -> Iterator[dict[nn.Linear, InputRange]]:
-    """The inputs of each linear layer meanwhile; a layer that runs several times is seen as one (ALBERT)."""
+    """Inside, record the inputs of each linear layer; layers that run several times count as one (ALBERT)."""
     seen: dict[nn.Linear, InputRange] = {}
 
     def observe(linear: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -309,7 +308,7 @@ def _observed(linears: list[nn.Linear]) -> Iterator[dict[nn.Linear, InputRange]]
 
 
 def stored_weights(network: Network) -> list[QuantisedLinear]:
-    """The weights of its linear layers that were calibrated before; none where some were not."""
+    """Return the weights of its linear layers that were calibrated before; none if some were not."""
     layers = [each.linear for each in network.encoder.linears()]
     found = [each for each in layers if isinstance(each, QuantisedLinear) and each.steps is not None]
     return found if len(found) == len(layers) else []

@@ -1,10 +1,10 @@
 """Weights in whole numbers of 8 or 4 bits, and the layers that hold them.
 
-Shapes: I inputs, O outputs, G groups of inputs with a step of their own, V words, E embedding width.
+Shapes: I inputs, O outputs, G groups of inputs with a separate step, V words, E embedding width.
 
 A weight is a whole number times the size of a step. For 8-bit products the inputs of a layer are rounded,
-too, and what calibration saw of them is kept beside the weights; for memory alone the weights are enough.
-What such a layer computes by itself is the product with what its numbers stand for.
+too, and their range in calibration is stored with the weights; to save memory, the weights are enough. Such a
+layer computes the product with the values that its numbers represent.
 """
 
 from collections.abc import Callable
@@ -23,9 +23,9 @@ MRPC are off by 17 %, with 0.6, 0.8, 0.85, 0.9 and 1 by 12, 6.8, 6.6, 6.6 and 8.
 MIN_MAGNITUDE = 1e-5
 """Weights and inputs that are smaller are treated as if they were this large."""
 HIGHEST = {8: 127, 4: 7}
-"""The largest whole number; the range is the same on both sides of 0."""
+"""Largest whole number by bits; the range is the same on both sides of 0."""
 GROUP_INPUTS = 32
-"""Inputs that share a step at 4 bits, whose steps are too coarse for a whole row."""
+"""Inputs that share a step at 4 bits; with one for a whole row, steps would be too coarse."""
 NARROWED = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)
 """Fractions of a 4-bit group's range that are tried: cutting off its ends can cost less than wide steps."""
 
@@ -39,7 +39,7 @@ class EightBitSteps:
     dtype: torch.dtype
 
     def quantise(self, counted: Tensor) -> Tensor:
-        """Numbers counted in steps, as 8-bit ones, what is too far out clamped; they are written over."""
+        """Return numbers counted in steps as 8-bit ones, clamped to the range; they are overwritten."""
         # -128 is left out, so that the range is the same on both sides of 0.
         lowest, highest = (0, 255) if self.dtype == torch.uint8 else (-127, 127)
         shifted = counted.round_() if self.zero == 0 else counted.round_().add_(self.zero)
@@ -56,14 +56,14 @@ class InputRange:
     """Largest absolute value of each input."""
 
     def steps(self) -> EightBitSteps:
-        """Unsigned steps over the whole range: for what an activation gives, most of it on one side of 0."""
+        """Return unsigned steps over the whole range: for activations, mostly on one side of 0."""
         # With 0 outside of the range, the shifted zero would not fit into 8 bits.
         lowest, highest = min(self.lowest, 0.0), max(self.highest, 0.0)
         size = max(highest - lowest, MIN_MAGNITUDE) / 255
         return EightBitSteps(size, round(-lowest / size), torch.uint8)
 
     def joined(self, other: "InputRange") -> "InputRange":
-        """The range of both."""
+        """Return the range of both."""
         largest_I = torch.maximum(self.largest_I, other.largest_I)
         return InputRange(min(self.lowest, other.lowest), max(self.highest, other.highest), largest_I)
 
@@ -72,7 +72,7 @@ class InputRange:
 
 
 class _InSteps(nn.Module):
-    """A layer whose weight is whole numbers; its scales stay in fp32 whatever the layer computes in."""
+    """A layer with a weight of whole numbers; its scales stay in fp32, whatever the layer computes in."""
 
     whole: Tensor
     scales_OG: Tensor
@@ -81,15 +81,15 @@ class _InSteps(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         scales_OG = self.scales_OG
-        self.scales_OG = scales_OG.to(self.dtype)  # where only the device changes, the layer's type stays
+        self.scales_OG = scales_OG.to(self.dtype)  # if only the device changes, the layer's type stays
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Scales of 16 bits would move every weight of a row by up to 0.4 %: half a step of the largest.
+        # Scales of 16 bits would change every weight of a row by up to 0.4 %: half a step of the largest.
         self.dtype, self.scales_OG = self.scales_OG.dtype, scales_OG.to(self.scales_OG.device)
         return self
 
 
 class QuantisedLinear(_InSteps, nn.Linear):
-    """A linear layer whose weight is whole numbers in steps, with what 8-bit products need, or without."""
+    """A linear layer with a weight of whole numbers in steps, with or without the data for 8-bit products."""
 
     whole: Tensor
     """int8 [O, I], or two 4-bit numbers in each byte, uint8 [O, I / 2]."""
@@ -104,8 +104,10 @@ class QuantisedLinear(_InSteps, nn.Linear):
         steps: EightBitSteps | None = None,
         per_input_I: Tensor | None = None,
     ) -> None:
-        """`steps`: of the inputs of 8-bit products; `per_input_I`: steps in a unit of each, else of all."""
-        nn.Module.__init__(self)  # a weight of its own would only be thrown away
+        """Build it; `steps`: of the inputs of 8-bit products; `per_input_I`: steps per unit of each, else of
+        all.
+        """
+        nn.Module.__init__(self)  # a new weight would be discarded
         self.out_features, self.in_features = len(whole), whole.shape[1] * (8 // bits_of(whole))
         self.steps = steps
         self.register_buffer("whole", whole)
@@ -115,7 +117,7 @@ class QuantisedLinear(_InSteps, nn.Linear):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """Real weights, computed from the numbers each time: storing only the numbers saves memory."""
+        """Return real weights, computed from the numbers each time: storing only the numbers saves memory."""
         factors_I = None
         if self.steps is not None and self.per_input_I is not None:
             factors_I = self.per_input_I.float() * self.steps.size
@@ -136,7 +138,7 @@ class QuantisedEmbedding(_InSteps, nn.Embedding):
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """The whole table as real numbers."""
+        """Return the whole table as real numbers."""
         return dequantised(self.whole, self.scales_OG).to(self.dtype)
 
 
@@ -149,7 +151,7 @@ def bits_of(whole: Tensor) -> int:
 
 
 def dequantised(whole: Tensor, scales_OG: Tensor, factors_I: Tensor | None = None) -> Tensor:
-    """The weights [O, I] that whole numbers stand for."""
+    """Return the weights [O, I] that whole numbers represent."""
     numbers_OI = whole if bits_of(whole) == 8 else _unpacked(whole)
     grouped_OGN = numbers_OI.view(*scales_OG.shape, -1)
     weight_OI = (grouped_OGN * scales_OG[..., None]).flatten(-2)
@@ -157,7 +159,7 @@ def dequantised(whole: Tensor, scales_OG: Tensor, factors_I: Tensor | None = Non
 
 
 def _packed(whole_OI: Tensor) -> Tensor:
-    """Two 4-bit numbers in a byte, the first in its lower half."""
+    """Pack two 4-bit numbers into a byte, the first in its lower half."""
     unsigned_OI = (whole_OI + 8).to(torch.uint8)
     return unsigned_OI[:, ::2] | (unsigned_OI[:, 1::2] << 4)
 
@@ -170,39 +172,39 @@ def _unpacked(packed: Tensor) -> Tensor:
 
 
 def smoothed(linear: nn.Linear, seen: InputRange) -> QuantisedLinear:
-    """A layer for 8-bit products that rounds its inputs, each by a step of its own.
+    """Return a layer for 8-bit products that rounds its inputs, each with a separate step.
 
-    A transformer's inputs differ much in size from each other, and one step for all would round most of them
-    away. What makes them alike is divided out as they are rounded, and multiplied into the weights
-    beforehand, where each output has a step of its own.
+    A transformer's inputs differ much in size, and one step for all would round most of them away. A factor
+    for each input makes them similar: rounding divides by it, and the weights are multiplied by it
+    beforehand, with a separate step for each output.
     """
     largest_I = seen.largest_I.clamp(min=MIN_MAGNITUDE)
     weight_OI = linear.weight.detach().float()
     by_weight_I = weight_OI.abs().amax(0).clamp(min=MIN_MAGNITUDE)
-    # SmoothQuant's factor of each input: it makes inputs alike without making the weights too unlike.
+    # SmoothQuant's factor of each input: it makes inputs similar without making the weights too different.
     alike_I = largest_I**SMOOTHING / by_weight_I ** (1 - SMOOTHING)
     steps = EightBitSteps(float((largest_I / alike_I).max()) / 127, 0, torch.int8)
-    # The weights make up for the factors as they are applied: in bf16, where the machine computes in it.
+    # The weights compensate the factors as they are applied: in bf16, if the machine computes in it.
     per_input_I = (1 / (alike_I * steps.size)).bfloat16().float()
     adjusted_OI = weight_OI / (per_input_I * steps.size)
     return _with_weight(linear, *rounded(adjusted_OI, 8), steps=steps, per_input_I=per_input_I)
 
 
 def in_steps(linear: nn.Linear, steps: EightBitSteps) -> QuantisedLinear:
-    """A layer for 8-bit products that takes its inputs as they were rounded after an activation."""
-    # Its inputs come in one step for all: a factor for each could not be divided out behind the activation.
+    """Return a layer for 8-bit products that takes inputs already rounded after an activation."""
+    # Its inputs share one step: a factor for each could not be divided out after the activation.
     return _with_weight(linear, *rounded(linear.weight.detach().float(), 8), steps=steps)
 
 
 def quantised_for_memory(linear: nn.Linear, bits: int) -> QuantisedLinear:
-    """A layer of few bits that rounds nothing but its weights; 8 bits where its inputs are odd in number."""
-    # Two 4-bit numbers share a byte, and pruning may leave one of a row without another.
+    """Return a layer of few bits that rounds only its weights; 8 bits if its number of inputs is odd."""
+    # Two 4-bit numbers share a byte, and pruning may leave an odd number in a row.
     fitting = 8 if linear.in_features % 2 else bits
     return _with_weight(linear, *rounded(linear.weight.detach().float(), fitting))
 
 
 def quantised_table(table: nn.Embedding) -> QuantisedEmbedding:
-    """A table of 8-bit numbers."""
+    """Return a table of 8-bit numbers."""
     return QuantisedEmbedding(*rounded(table.weight.detach().float(), 8))
 
 
@@ -219,8 +221,8 @@ def _with_weight(
 
 
 def rounded(weight_OI: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Whole numbers of so many bits, and the sizes of their steps [O, G]."""
-    # At 8 bits a scale for each output costs nothing: a product is scaled when its sum is complete.
+    """Return whole numbers of this many bits, and the sizes of their steps [O, G]."""
+    # At 8 bits a scale for each output is free: a product is scaled when its sum is complete.
     fits = weight_OI.shape[1] % GROUP_INPUTS == 0
     groups = weight_OI.shape[1] // GROUP_INPUTS if bits == 4 and fits else 1
     grouped_OGN = weight_OI.view(len(weight_OI), groups, -1)

@@ -1,4 +1,4 @@
-"""Activations by the names that config.json and recipes have for them: the one list, read without torch."""
+"""Activations by their names in config.json and recipes: the one list, read without torch."""
 
 from collections.abc import Callable
 from functools import partial
@@ -34,7 +34,7 @@ def _of_torch(name: str, **settings: Any) -> "Activate":
 
 
 ACTIVATIONS: "dict[str, Callable[[], Activate]]" = {
-    # "gelu" is the erf form, of the paper and the 2018 checkpoints; the tanh form came with a later release.
+    # "gelu" is the erf form, as in the paper and the 2018 checkpoints; the tanh form is from a later release.
     "gelu": _erf_gelu,
     "gelu_new": partial(_of_torch, "gelu", approximate="tanh"),
     "gelu_pytorch_tanh": partial(_of_torch, "gelu", approximate="tanh"),
@@ -44,4 +44,4 @@ ACTIVATIONS: "dict[str, Callable[[], Activate]]" = {
     "swish": partial(_of_torch, "silu"),
     "tanh": partial(_of_torch, "tanh"),
 }
-"""A new activation is an entry here: model folders and recipes then know it."""
+"""A new activation is an entry here, for model folders and recipes."""

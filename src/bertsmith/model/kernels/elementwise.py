@@ -1,7 +1,7 @@
-"""Elementwise GELU and dropout for the cases in which torch is slow.
+"""Elementwise GELU and dropout for the cases where torch is slow.
 
 On ARM torch computes the derivative of the erf GELU ten times slower than the function. On any CPU it samples
-Bernoulli numbers one by one; four of ours come from one number of the same generator.
+Bernoulli numbers one by one; our code takes four from one number of the same generator.
 """
 
 import math
@@ -15,7 +15,7 @@ from bertsmith.model.kernels.torch_internals import ON_ARM
 
 
 def gelu(values: Tensor) -> Tensor:
-    """The erf form of GELU; torch 2.13 computes its derivative ten times slower than itself on ARM."""
+    """Compute the erf form of GELU; torch 2.13 computes its derivative ten times slower on ARM."""
     if ON_ARM and values.device.type == "cpu" and values.requires_grad and not torch.compiler.is_compiling():
         activated: Tensor = _Gelu.apply(values)  # type: ignore[no-untyped-call]
         return activated
@@ -43,14 +43,14 @@ VALUES = 2**16
 
 
 def dropout_seed(device: torch.device) -> Tensor:
-    """A number from torch's generator of the device, for masks that both passes compute from it."""
+    """Return a number from torch's generator of the device, for masks that both passes compute from it."""
     return torch.randint(2**63 - 1, (), device=device)
 
 
 def bernoulli_mask(
     probability: float, shape: Sequence[int], device: torch.device, generator: torch.Generator | None = None
 ) -> Tensor:
-    """True with `real_probability(probability)`, each by itself; without a generator from torch's own."""
+    """Return True with `real_probability(probability)`, independently; by default from torch's generator."""
     count = torch.Size(shape).numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64, device=device)
     words.random_(-(2**63), None, generator=generator)
@@ -59,7 +59,7 @@ def bernoulli_mask(
 
 
 def real_probability(probability: float) -> float:
-    """The probability that `bernoulli_mask` really has."""
+    """Return the actual probability of `bernoulli_mask`."""
     return dropped_values(probability) / VALUES
 
 

@@ -1,14 +1,14 @@
-"""GELU behind a linear layer, with its bias or with a gate: plain, and as one kernel for each pass on CUDA.
+"""GELU after a linear layer, with its bias or with a gate: plain, and as one kernel for each pass on CUDA.
 
-Shapes: T rows, D width, I inner width, J = 2 I where one half gates the other.
+Shapes: T rows, D width, I inner width, J = 2 I if one half gates the other.
 
-The compiler computes the activation again for the backward pass and writes it a second time, and sums up
-the bias's gradient in a pass of its own; of a gate it computes the gradients of both halves for each of them.
-The kernels are operators, whose output is kept; they read and write each value once and sum on the way.
+The compiler computes the activation again for the backward pass and writes it a second time, and sums the
+bias's gradient in a separate pass; with a gate it computes the gradients of both halves for each of them. The
+kernels are operators with a stored output; they read and write each value once and sum on the way.
 
-Where nothing learns, cuBLAS computes GELU of a product in bf16 on the way out, which spares that pass. It is
-the tanh form, of a product in fp32: the two differ by less than 0.0005, in mean square by much less than
-what rounding the product to bf16 first, as otherwise, changes.
+Without gradients, cuBLAS can fuse GELU into a product in bf16, which saves that pass. It is the tanh form, of
+a product in fp32: the two differ by less than 0.0005, in mean square by much less than the change from
+rounding the product to bf16 first, as otherwise.
 """
 
 from typing import Any
@@ -23,7 +23,7 @@ from bertsmith.model.kernels.triton_ready import needs_operator, triton_runs_on
 
 
 def linear_gelu(values_TD: Tensor, linear: nn.Module) -> Tensor:
-    """GELU of a linear layer, by the kernel where it runs, in inference by the product itself."""
+    """Return GELU of a linear layer, by the kernel if it runs, in inference by the product itself."""
     if is_plain(linear) and linear.bias is not None:
         if kernel_takes(values_TD):
             return biased_gelu(functional.linear(values_TD, linear.weight), linear.bias)
@@ -33,7 +33,7 @@ def linear_gelu(values_TD: Tensor, linear: nn.Module) -> Tensor:
 
 
 def gated_gelu(halves_TJ: Tensor) -> Tensor:
-    """GELU of the first half times the second, by the kernel where it runs, also where nothing learns."""
+    """Return GELU of the first half times the second, by the kernel if it runs, also without gradients."""
     if gate_kernel_takes(halves_TJ):
         return fused_gated_gelu(halves_TJ)
     inner_TI, gate_TI = halves_TJ.chunk(2, dim=-1)
@@ -41,13 +41,13 @@ def gated_gelu(halves_TJ: Tensor) -> Tensor:
 
 
 def biased_gelu(product_TI: Tensor, bias_I: Tensor) -> Tensor:
-    """GELU of product and bias, by the kernel, in the product's type."""
+    """Return GELU of product and bias, by the kernel, in the product's type."""
     activated_TI: Tensor = _biased_forward(product_TI, bias_I)
     return activated_TI
 
 
 def fused_gated_gelu(halves_TJ: Tensor) -> Tensor:
-    """GELU of the first half times the second, by the kernel, in their type."""
+    """Return GELU of the first half times the second, by the kernel, in their type."""
     forward = _gated_operator if needs_operator() else _gated_forward
     gated_TI: Tensor = forward(halves_TJ)
     return gated_TI

@@ -1,9 +1,9 @@
-"""The kernels of `fused_gelu.py`: programs share the rows of a few columns, and add up what a bias gets.
+"""The kernels of `fused_gelu.py`: programs share the rows of a few columns, and sum the bias's gradient.
 
-Shapes: T rows, I their width, J = 2 I that of a row with its gate, P programs.
+Shapes: T rows, I their width, J = 2 I the width of a row with its gate, P programs.
 
-Φ is computed by a polynomial whose error is 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26); the exponential in
-it is what the derivative needs as well. The library's erf would take longer than reading and writing.
+Φ is computed by a polynomial with an error of 1.5e-7 (Abramowitz and Stegun 1964, 7.1.26); the derivative
+needs its exponential as well. The library's erf would take longer than reading and writing.
 """
 
 import torch
@@ -19,7 +19,7 @@ ROWS, COLUMNS = 4, 512
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 4}
 BACKWARD_LAUNCH: dict[str, int] = {"num_warps": 8}
 FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 12, 6
-"""For each multiprocessor, over all columns: they run at once, and each leaves one partial sum."""
+"""Programs per multiprocessor, over all columns: they run at once, and each leaves one partial sum."""
 
 
 def biased_forward(
@@ -29,7 +29,7 @@ def biased_forward(
     launch: dict[str, int] = FORWARD_LAUNCH,
     programs: int = FORWARD_PROGRAMS,
 ) -> Tensor:
-    """GELU of product and bias, in the product's type."""
+    """Compute GELU of product and bias, in the product's type."""
     activated_TI = torch.empty_like(product_TI)
     rows, width = product_TI.shape
     with torch.cuda.device_of(product_TI):
@@ -47,7 +47,7 @@ def biased_backward(
     launch: dict[str, int] = BACKWARD_LAUNCH,
     programs: int = BACKWARD_PROGRAMS,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of the product, and of the bias in fp32."""
+    """Compute gradients of the product, and of the bias in fp32."""
     to_product_TI = torch.empty_like(product_TI)
     rows, width = product_TI.shape
     grid = _grid(product_TI, programs)
@@ -66,7 +66,7 @@ def biased_backward(
 def gated_forward(
     halves_TJ: Tensor, *, launch: dict[str, int] = FORWARD_LAUNCH, programs: int = FORWARD_PROGRAMS
 ) -> Tensor:
-    """GELU of the first half of each row times the second."""
+    """Compute GELU of the first half of each row times the second."""
     rows, width = halves_TJ.shape[0], halves_TJ.shape[1] // 2
     gated_TI = halves_TJ.new_empty(rows, width)
     with torch.cuda.device_of(halves_TJ):
@@ -83,7 +83,7 @@ def gated_backward(
     launch: dict[str, int] = BACKWARD_LAUNCH,
     programs: int = BACKWARD_PROGRAMS,
 ) -> Tensor:
-    """Gradients of both halves."""
+    """Compute gradients of both halves."""
     to_halves_TJ = torch.empty_like(halves_TJ)
     rows, width = gradient_TI.shape
     with torch.cuda.device_of(halves_TJ):
@@ -94,7 +94,7 @@ def gated_backward(
 
 
 def _grid(values_TI: Tensor, for_each: int) -> tuple[int, int]:
-    """Programs that share the rows, and blocks of columns; the same for every number of rows."""
+    """Return the programs that share the rows, and blocks of columns; the same for every number of rows."""
     blocks = -(-values_TI.shape[1] // COLUMNS)
     return max(1, for_each * multiprocessors(values_TI.device) // blocks), blocks
 
@@ -185,7 +185,7 @@ def _normal(values):
     """Return the cumulative probability of the normal distribution, and its density."""
     bell = tl.exp2(values * values * -0.7213475204444817)  # exp(-values**2 / 2)
     near = tl.rsqrt(1.0 + 0.23164187806706785 * tl.abs(values))  # 0.3275911 / sqrt(2)
-    near *= near  # quicker than a division, which minds numbers that there are none of here
+    near *= near  # faster than a division, which handles special numbers that do not occur here
     tail = 1.421413741 + near * (-1.453152027 + near * 1.061405429)
     tail = 0.5 * bell * near * (0.254829592 + near * (-0.284496736 + near * tail))
     return tl.where(values < 0, tail, 1.0 - tail), bell * 0.3989422804014327

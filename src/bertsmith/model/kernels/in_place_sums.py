@@ -1,9 +1,8 @@
 """A pass of the compiler: a product is added in place to the gradient that a joint gives to its residual.
 
-Where that residual and a product meet in the backward pass, the compiler makes one `addmm` of sum and
-product, whose result is a new tensor: torch first copies the gradient there. After this pass it is added to
-where that gradient lies, once nobody reads it any more: a copy of all states less for each sub-layer. The
-numbers are the same.
+At the sum of that residual and a product in the backward pass, the compiler makes one `addmm`, which returns
+a new tensor: torch first copies the gradient there. This pass adds the product to that gradient in place, if
+it is not read afterwards: one copy of all states less for each sub-layer. The numbers are the same.
 """
 
 import operator
@@ -15,12 +14,14 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from bertsmith.model.kernels.torch_internals import addmm, addmm_, place_of
 
 JOINT = "bertsmith.residual_norm_backward.default"
-"""Its results are new tensors, of which the compiler knows every view. Of what else may be added to, that is
-not sure: sums that it has made itself no longer lie where their views say."""
+"""Operator with results that are new tensors; the compiler knows all their views.
+
+For other tensors this is not certain: sums that it has made may no longer be where their views point.
+"""
 
 
 def add_in_place(graph: Graph, joint: str = JOINT) -> None:
-    """Change a graph in which nothing else is changed in place yet."""
+    """Change a graph without other in-place changes."""
     order = {node: number for number, node in enumerate(graph.nodes)}
     added_to = set[Node]()
     for node in graph.find_nodes(op="call_function", target=addmm):

@@ -1,8 +1,8 @@
-"""Add up partial sums of programs, one row each, in an order that is always the same.
+"""Add up partial sums of programs, one row each, in a fixed order.
 
 Shapes: B sums, P programs that left a part of each, D their width.
 
-There are few columns and many rows: torch's sum has few programs then, each of which waits for row after row.
+There are few columns and many rows: torch's sum then has few programs, and each waits for row after row.
 """
 
 import torch
@@ -11,11 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 LAUNCH: dict[str, int] = {"ROWS": 256, "COLUMNS": 16, "num_warps": 8}
-"""A few loads of each thread are on their way at once, and there are more programs than multiprocessors."""
+"""Launch options: each thread has a few loads in flight, and there are more programs than multiprocessors."""
 
 
 def total(partial_BPD: Tensor, *, launch: dict[str, int] = LAUNCH) -> Tensor:
-    """The sum over programs [B, D] of contiguous fp32."""
+    """Return the sum over programs [B, D] of contiguous fp32."""
     sums, rows, width = partial_BPD.shape
     totals_BD = partial_BPD.new_empty(sums, width)
     with torch.cuda.device_of(partial_BPD):

@@ -1,11 +1,11 @@
 """LayerNorm of a residual sum with dropout, the joint of post-norm blocks: plain, and as one kernel on CUDA.
 
-Shapes: T rows, D their width, I that of what a linear layer takes.
+Shapes: T rows, D their width, I the width of a linear layer's inputs.
 
 The compiler samples a number for each value, keeps mask, sum and normalised rows for the backward pass and,
-under autocast, holds the residual in fp32. The kernel reads and writes each row once in the precision of the
-products and keeps only mean and deviation; what it computes in between is fp32. It also sums up the gradient
-of the bias of the linear layer before it, which would be a pass over all rows.
+under autocast, stores the residual in fp32. The kernel reads and writes each row once in the precision of the
+products and keeps only mean and deviation; intermediate values are fp32. It also sums the gradient of the
+bias of the linear layer before it, which would be another pass over all rows.
 """
 
 from typing import Any
@@ -25,9 +25,9 @@ MAX_WIDTH = 1024
 def residual_norm(
     residual_TD: Tensor, values_TI: Tensor, linear: nn.Module, norm: nn.Module, dropout: nn.Dropout
 ) -> Tensor:
-    """The normalised sum of a residual and what a linear layer, the branch, makes of its values.
+    """Return the normalised sum of a residual and the output of a linear layer, the branch.
 
-    Where the kernel runs, it has the type of the branch.
+    The kernel returns the type of the branch.
     """
     if not (isinstance(norm, nn.LayerNorm) and kernel_takes(residual_TD, values_TI, norm)):
         normed_TD: Tensor = norm(residual_TD + dropout(linear(values_TI)))
@@ -55,7 +55,7 @@ def fused_residual_norm(
 ) -> Tensor:
     """Compute it by the kernel, which samples from torch's generator of the device: one seed for a call.
 
-    A bias is one that the branch has without its gradient, which is summed here.
+    A bias is passed if the branch has it without its gradient, which is summed here.
     """
     dropped = dropped_values(dropout)
     seed = dropout_seed(branch_TD.device) if dropped else None
@@ -86,7 +86,7 @@ _forward_operator = library.custom_op("bertsmith::residual_norm", _forward, muta
 
 @_forward_operator.register_fake
 def _forward_shapes(_residual: Tensor, branch: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-    # `len` would tie the graph to this very number of rows.
+    # `len` would specialise the graph to this number of rows.
     return torch.empty_like(branch), branch.new_empty((2, branch.shape[0]), dtype=torch.float32)
 
 
@@ -132,7 +132,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 
 def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: where layers are recomputed, a second reading is an error
+    saved = ctx.saved_tensors  # once: if layers are recomputed, a second reading is an error
     summed = ctx.needs_input_grad[5]  # the branch's bias
     to_residual, to_branch, sums = _backward(gradient, *saved, ctx.dropped, summed)
     if not ctx.dropped and to_residual.dtype == to_branch.dtype:

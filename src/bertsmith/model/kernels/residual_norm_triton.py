@@ -1,9 +1,9 @@
-"""The kernels of `residual_norm.py`: one warp after the other takes whole rows and keeps them in registers.
+"""The kernels of `residual_norm.py`: each warp processes whole rows and keeps them in registers.
 
 Shapes: T rows, D their width, P programs, B sums.
 
-A row is read once and written once. The backward pass computes sum and mask again from what went in, which
-costs as many bytes as a stored sum would and is exact. Sums and statistics are fp32.
+A row is read once and written once. The backward pass recomputes sum and mask from the inputs, which costs as
+many bytes as a stored sum would and is exact. Sums and statistics are fp32.
 """
 
 import torch
@@ -16,15 +16,16 @@ from bertsmith.model.kernels.triton_dropout import keeps, samples
 from bertsmith.model.kernels.triton_ready import multiprocessors
 
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
-"""One warp sums a row without waiting for others."""
+"""Launch options: one warp sums a row without waiting for others."""
 FORWARD_PROGRAMS = 16
-"""For each multiprocessor: all run at once, so that none is left over, and each leaves one partial sum."""
+"""Programs per multiprocessor: all run at once, so that none is left over, and each leaves one partial sum.
+"""
 
 
 def backward_launch(width: int) -> tuple[dict[str, int], int]:
     """Return the launch options of the backward pass for rows of this width, and the number of programs.
 
-    Of a wider row with its sums, one warp has too few registers.
+    One warp does not have enough registers for a wider row with its sums.
     """
     return ({"num_warps": 1, "maxnreg": 168}, 12) if width <= 768 else ({"num_warps": 2}, 6)
 
@@ -38,7 +39,7 @@ def forward(
     launch: dict[str, int] = FORWARD_LAUNCH,
     programs: int = FORWARD_PROGRAMS,
 ) -> tuple[Tensor, Tensor]:
-    """The normalised rows in the branch's type, and mean and reciprocal deviation of each [2, T]."""
+    """Compute the normalised rows in the branch's type, and mean and reciprocal deviation of each [2, T]."""
     residual_TD, branch_TD, weight_D, bias_D = operands
     rows, width = branch_TD.shape
     output_TD = torch.empty_like(branch_TD)
@@ -64,9 +65,9 @@ def backward(
     launch: dict[str, int] | None = None,
     programs: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of residual and branch, and those of weight and bias, and with `summed` of the branch's bias.
+    """Compute gradients of residual and branch, and of weight, bias and with `summed` the branch's bias.
 
-    The latter are one [2 or 3, D]. That of the residual has no rows where it would be that of the branch.
+    The latter are one [2 or 3, D]. The residual's gradient is empty if it equals the branch's.
     """
     residual_TD, branch_TD, weight_D = operands
     statistics_2T, seed = saved
@@ -183,7 +184,7 @@ def residual_norm_backward(
 
 @triton.jit
 def _residual_sum(residual, branch, seed, row, at, inside, DROPPED: tl.constexpr, BLOCK: tl.constexpr):
-    """A row of the residual plus the dropped-out branch, and what was kept of the latter."""
+    """Return a row of the residual plus the dropped-out branch, and the dropout mask."""
     residual_D = tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
     branch_D = tl.load(branch + at, mask=inside, other=0.0).to(tl.float32)
     kept_D = inside

@@ -1,7 +1,8 @@
-"""Every private or undocumented name of torch that bertsmith uses, under a name that says what it does.
+"""Every private or undocumented name of torch that bertsmith uses, under a descriptive name.
 
-torch may change any of these in a minor version. `pyproject.toml` caps the versions that were tried, and
-`tests/unit/model/test_torch_internals.py` names what another one broke, also for the kernels of a GPU.
+torch may change any of these in a minor version. `pyproject.toml` caps the tested versions, and
+`tests/unit/model/test_torch_internals.py` names the parts that another version broke, also for the kernels of
+a GPU.
 """
 
 import platform
@@ -18,7 +19,7 @@ from torch.backends import kleidiai, mkl, mkldnn
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# ---- what this build and this CPU can do
+# ---- abilities of this build and this CPU
 
 ON_ARM = platform.machine().lower() in ("aarch64", "arm64")
 
@@ -39,17 +40,17 @@ def onednn_is_enabled() -> bool:
 
 
 def enable_onednn(enabled: bool) -> None:
-    """Let oneDNN compute, or not."""
+    """Turn oneDNN on or off."""
     torch._C._set_mkldnn_enabled(enabled)
 
 
 @contextmanager
 def blas_products(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
-    """Inside, BLAS multiplies where it is faster than oneDNN, which torch would ask: on ARM, in fp32.
+    """Inside, BLAS multiplies if it is faster than oneDNN, torch's choice: on ARM, in fp32.
 
-    torch gives products with a transposed matrix to oneDNN there, as all linear layers are. Of small ones, 60
-    microseconds go to the planning of each; of large ones a Neoverse N1 computes 33 GFLOP/s, and 37 by
-    OpenBLAS. It holds for all threads, and the two round differently: not for what runs beside other work.
+    On ARM torch gives products with a transposed matrix, as in all linear layers, to oneDNN. Planning a small
+    one takes 60 microseconds; for large ones a Neoverse N1 computes 33 GFLOP/s, and 37 by OpenBLAS. It
+    applies to all threads, and the two round differently: do not use it next to other work.
     """
     before = onednn_is_enabled()
     enable_onednn(before and not takes_blas(dtype, device))
@@ -70,15 +71,15 @@ def new_memory_is_filled() -> bool:
 
 
 def fill_new_memory(filled: bool) -> None:
-    """Let deterministic mode fill memory that was not written yet, or not."""
+    """Let deterministic mode fill new memory, or not."""
     torch._C._set_deterministic_fill_uninitialized_memory(filled)
 
 
 def has_bf16_products() -> bool:
     """True if this CPU multiplies in bf16; emulation is many times slower.
 
-    oneDNN takes bf16 on any x86 with AVX-512, also where there are no instructions for it (Skylake, Cascade
-    Lake, Ice Lake): there it converts.
+    oneDNN accepts bf16 on any x86 with AVX-512, also without instructions for it (Skylake, Cascade Lake, Ice
+    Lake): there it converts.
     """
     taken = has_onednn() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return taken and (ON_ARM or bool(torch.cpu._is_avx512_bf16_supported()))
@@ -92,8 +93,8 @@ def has_4bit_products() -> bool:
 def has_int8_products() -> bool:
     """True if this CPU multiplies 8-bit numbers four at a time; without that, fp32 is as fast or faster.
 
-    On x86 that is AVX-512's VNNI; on ARM it takes Arm's Compute Library beneath oneDNN, too, which macOS has
-    not (of ARM only a Neoverse N1 was measured).
+    On x86 that is AVX-512's VNNI; on ARM it also requires Arm's Compute Library beneath oneDNN, which macOS
+    lacks (of ARM only a Neoverse N1 was measured).
     """
     if ON_ARM:
         with_acl = bool(mkldnn.is_acl_available())  # type: ignore[no-untyped-call]
@@ -105,9 +106,9 @@ def multiplies_signed_inputs() -> bool:
     """True if 8-bit products on x86 are as fast with signed inputs as with unsigned ones: by AMX.
 
     VNNI has instructions for unsigned by signed numbers only, and oneDNN computes others one by one: on a
-    Cascade Lake 128 rows of 384 by 1,536 take 5.7 s in place of 0.8 ms.
+    Cascade Lake 128 rows of 384 by 1,536 take 5.7 s instead of 0.8 ms.
     """
-    # A CPU may have AMX where the system does not let a process use it.
+    # A CPU may have AMX although the system does not let a process use it.
     return ON_ARM or bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())
 
 
@@ -119,7 +120,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 def is_plain(linear: object) -> TypeGuard[nn.Linear]:
     """True if a layer is only its weight and bias: any other layer has to be called.
 
-    Others have an adapter inside, stand in the place of a linear layer, or have hooks.
+    Others have an adapter inside, replace a linear layer, or have hooks.
     """
     return type(linear) is nn.Linear and not any(getattr(linear, hooks) for hooks in HOOKS)
 
@@ -143,7 +144,7 @@ class PackedSequences(NamedTuple):
 def flash_attention_for_cpu(
     query: Tensor, key: Tensor, value: Tensor, *, causal: bool, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """The mix of dense sequences and the logarithm of each softmax's denominator; no dropout."""
+    """Return the mix of dense sequences and the logarithm of each softmax's denominator; no dropout."""
     mixed: tuple[Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, causal, attn_mask=bias
     )
@@ -157,7 +158,7 @@ def flash_attention_for_cpu_backward(
     causal: bool,
     bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of (query, key, value), given (gradient, mix, denominators)."""
+    """Return gradients of (query, key, value), given (gradient, mix, denominators)."""
     gradient, mixed, normalisers = saved
     gradients: tuple[Tensor, Tensor, Tensor]
     gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
@@ -167,7 +168,7 @@ def flash_attention_for_cpu_backward(
 
 
 def softmax_backward(gradient: Tensor, probabilities: Tensor) -> Tensor:
-    """The gradient of the scores whose softmax over the last axis these probabilities are."""
+    """Return the gradient of the scores, given their softmax over the last axis and its gradient."""
     return torch._softmax_backward_data(gradient, probabilities, -1, probabilities.dtype)
 
 
@@ -179,7 +180,7 @@ def flash_attention_varlen(
     causal: bool,
     window: tuple[int, int],
 ) -> Tensor:
-    """Flash attention over packed sequences on CUDA; a window of -1 to a side sees everything there."""
+    """Compute flash attention over packed sequences on CUDA; a window of -1 to a side sees all of it."""
     starts, longest = packed
     mixed_THK: Tensor = torch.ops.aten._flash_attention_forward(
         *(*operands, starts, starts, longest, longest, dropout, causal, False),
@@ -192,7 +193,7 @@ def flash_attention_varlen(
 def efficient_attention_varlen(
     operands: tuple[Tensor, Tensor, Tensor], packed: PackedSequences, *, causal: bool
 ) -> Tensor:
-    """Memory-efficient attention over packed sequences on CUDA [1, T, H, K]; no dropout, no window."""
+    """Compute memory-efficient attention over packed sequences on CUDA [1, T, H, K]; no dropout or window."""
     starts, longest = packed
     mixed_1THK: Tensor = torch.ops.aten._efficient_attention_forward(
         *operands, None, starts, starts, longest, longest, 0.0, int(causal), True
@@ -205,10 +206,10 @@ def efficient_attention_varlen(
 
 @contextmanager
 def own_workspaces() -> Iterator[None]:
-    """Products that are recorded in here keep their workspaces in the memory of the recording.
+    """Inside, recorded products keep their workspaces in the memory of the recording.
 
-    cuBLAS has one for each stream, of ordinary memory, and whoever else records (torch.compile with CUDA
-    graphs) gives all of them back: a replay would then write to what is not its own.
+    cuBLAS has one for each stream, of ordinary memory, and any other recording (torch.compile with CUDA
+    graphs) frees all of them: a replay would then write to foreign memory.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -218,15 +219,15 @@ def own_workspaces() -> Iterator[None]:
 
 
 def linear_tanh_gelu(values_TI: Tensor, weight_OI: Tensor, bias_O: Tensor) -> Tensor:
-    """On CUDA the tanh form of GELU of a linear layer, computed on the way out, before it is rounded."""
+    """Compute on CUDA the tanh form of GELU of a linear layer, fused, before it is rounded."""
     return torch._addmm_activation(bias_O, values_TI, weight_OI.T, use_gelu=True)
 
 
-# ---- oneDNN's linear layers, for weights that do not change any more
+# ---- oneDNN's linear layers, for constant weights
 
 
 def pack_linear_weight(weight_OI: Tensor) -> Tensor:
-    """The weight as oneDNN reads it fastest."""
+    """Return the weight in oneDNN's fastest layout."""
     packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight_OI)
     return packed
 
@@ -234,7 +235,7 @@ def pack_linear_weight(weight_OI: Tensor) -> Tensor:
 def packed_linear(
     values_TI: Tensor, weight: Tensor, bias_O: Tensor | None, activation: str = "none", form: str = ""
 ) -> Tensor:
-    """The product with a packed weight, with an activation computed on the way out."""
+    """Return the product with a packed weight, with a fused activation."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(values_TI, weight, bias_O, activation, [], form)
     return product
 
@@ -242,19 +243,19 @@ def packed_linear(
 def packed_linear_plus(
     values_TI: Tensor, residual_TO: Tensor, weight: Tensor, bias_O: Tensor | None
 ) -> Tensor:
-    """The product with a packed weight, with a residual added on the way out."""
+    """Return the product with a packed weight, with a fused residual."""
     added: Tensor = torch.ops.mkldnn._linear_pointwise.binary(values_TI, residual_TO, weight, bias_O, "add")
     return added
 
 
 def pack_int8_weight(weight_OI: Tensor) -> Tensor:
-    """An 8-bit weight as oneDNN reads it fastest."""
+    """Return an 8-bit weight in oneDNN's fastest layout."""
     packed: Tensor = torch.ops.onednn.qlinear_prepack(weight_OI, None)
     return packed
 
 
 class Quantised(NamedTuple):
-    """8-bit values with the size of a step and the value that stands for 0."""
+    """8-bit values with the size of a step and the value that represents 0."""
 
     values_TI: Tensor
     scale: float
@@ -277,25 +278,25 @@ def int8_linear(
     activation: str = "none",
     form: str = "",
 ) -> Tensor:
-    """The product of 8-bit values in the output's (scale, zero, type), activated on the way out."""
+    """Return the product of 8-bit values in the output's (scale, zero, type), with a fused activation."""
     product: Tensor = torch.ops.onednn.qlinear_pointwise(*inputs, *weight, *output, activation, [], form)
     return product
 
 
-# ---- KleidiAI's linear layers of 4-bit weights, which round each row of inputs to 8 bits as it comes
+# ---- KleidiAI's linear layers of 4-bit weights, which round each row of inputs to 8 bits on the fly
 
 
 def pack_4bit_weight(
     whole: Tensor, scales_OG: Tensor, bias_O: Tensor | None, sizes: tuple[int, int, int]
 ) -> Tensor:
-    """Two 4-bit numbers a byte as KleidiAI reads them fastest; sizes: inputs of a group, inputs, outputs."""
-    # Scales of groups are taken in bf16 alone.
+    """Pack two 4-bit numbers per byte for KleidiAI; sizes: inputs of a group, inputs, outputs."""
+    # Scales of groups must be bf16.
     packed: Tensor = torch.ops.aten._dyn_quant_pack_4bit_weight(whole, scales_OG.bfloat16(), bias_O, *sizes)
     return packed
 
 
 def linear_4bit(values_TI: Tensor, packed: Tensor, sizes: tuple[int, int, int]) -> Tensor:
-    """The product with a packed weight of 4 bits, its bias added."""
+    """Return the product with a packed weight of 4 bits, plus its bias."""
     product: Tensor = torch.ops.aten._dyn_quant_matmul_4bit(values_TI, packed, *sizes)
     return product
 
@@ -318,12 +319,12 @@ def compiled_whole(function: Callable[P, R]) -> Callable[P, R]:
         def __call__(self, graph: torch.fx.Graph) -> None:
             in_place_sums.add_in_place(graph)
 
-        def uuid(self) -> bytes:  # a graph in torch's cache was compiled with this very pass
+        def uuid(self) -> bytes:  # a graph in torch's cache was compiled with this pass
             return get_hash_for_files((in_place_sums.__file__,))
 
     if addmm_ not in lowerings:
-        # The compiler would call torch's own operator anyway, but not where the variable CI is set: there it
-        # wants to know from its developers why they do not take it apart.
+        # The compiler would call torch's own operator anyway, but if the variable CI is set, it asks its
+        # developers why they do not decompose it.
         make_fallback(addmm_, require_contiguous, warn=False)  # type: ignore[no-untyped-call]
     warnings.filterwarnings("ignore", r"\s*Online softmax is disabled", UserWarning)
     return torch.compile(
@@ -331,17 +332,17 @@ def compiled_whole(function: Callable[P, R]) -> Callable[P, R]:
         fullgraph=True,
         options={
             "post_grad_custom_post_pass": InPlaceSums(),
-            # On CUDA the number of rows would decide whether sums over rows and over columns share a kernel:
-            # the first step to have 6,827 of BERT-Base would wait ten seconds for a graph of its own.
+            # On CUDA the number of rows would decide if sums over rows and over columns share a kernel: the
+            # first step with 6,827 rows of BERT-Base would wait ten seconds for a new graph.
             "triton.mix_order_reduction_non_strict_mode": True,
         },
     )
 
 
 def _with_code_of_its_own(function: Callable[P, R]) -> Callable[P, R]:
-    """A copy for which the compiler counts anew.
+    """Return a copy with a separate code object, and so a separate count of graphs.
 
-    It makes no more than eight graphs of one code object, and the runs of a sweep share the method.
+    The compiler makes no more than eight graphs of one code object, and the runs of a sweep share the method.
     """
     plain = cast(FunctionType, getattr(function, "__func__", function))
     code = plain.__code__.replace()
@@ -355,7 +356,7 @@ def place_of(tensor: Tensor) -> int:
 
 
 def mark_dynamic(tensor: Tensor) -> None:
-    """Tell the compiler that the first size differs from call to call, before it takes it for a constant."""
+    """Declare to the compiler that the first size varies, before it treats it as a constant."""
     torch._dynamo.maybe_mark_dynamic(tensor, 0)
 
 

@@ -1,6 +1,6 @@
 """Random numbers of Triton kernels: dropout masks that both passes compute from a seed, or bits to keep.
 
-Loaded by kernels alone: Triton comes with torch for CUDA, and nothing else may ask for it.
+Only kernels load this: Triton is part of torch for CUDA, and nothing else may depend on it.
 """
 
 import triton
@@ -12,7 +12,9 @@ ROUNDS = tl.constexpr(7)
 
 @triton.jit
 def samples(seed, counters):
-    """Eight numbers of 32 bits for each counter, along three more axes of 2; random are the upper 16 bits."""
+    """Return eight numbers of 32 bits for each counter, on three more axes of 2; the upper 16 bits are
+    random.
+    """
     one, two, three, four = tl.randint4x(seed, counters, n_rounds=ROUNDS)
     words = tl.join(tl.join(one, two), tl.join(three, four)).to(tl.uint32, bitcast=True)
     return tl.join(words << 16, words)
@@ -27,10 +29,10 @@ def keeps(samples, DROPPED: tl.constexpr):
 
 @triton.jit
 def score_samples(seed, row, COUNTERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A random number for each score of these rows; so many counters for each row."""
+    """Return a random number for each score of these rows; this many counters for each row."""
     first = row[:, None, None] * COUNTERS + tl.arange(0, 4)[None, None, :]
-    # A thread of the tensor cores holds pairs of neighbours 8 columns apart. The numbers of a counter go to
-    # such places, so that each thread can make its own.
+    # A thread of the tensor cores holds pairs of neighbours 8 columns apart. The numbers of a counter are
+    # assigned to such places, so that each thread can make its own.
     if COLUMNS < 64:
         numbers = samples(seed, first + tl.arange(0, COLUMNS // 32)[None, :, None] * 4)
         scores = tl.reshape(tl.permute(numbers, (0, 1, 3, 4, 2, 5)), (ROWS, COLUMNS))
@@ -42,11 +44,11 @@ def score_samples(seed, row, COUNTERS: tl.constexpr, ROWS: tl.constexpr, COLUMNS
 
 @triton.jit
 def shared_samples(seed, counters):
-    """Sixteen numbers of 32 bits for each counter, along four more axes of 2; random are the upper 16 bits.
+    """Return sixteen numbers of 32 bits for each counter, on four more axes of 2; upper 16 bits are random.
 
-    These begin at each byte of a number of Philox, the last ones at its start again: each drops just as often
-    as it should. Two of them share a byte, which decides one case in 256 of the first: their correlation is
-    at most 1/256, and 0.0017 if a tenth is dropped.
+    These begin at each byte of a number of Philox and wrap around: each drops just as often as it should. Two
+    of them share a byte, which decides one case in 256 of the first: their correlation is at most 1/256, and
+    0.0017 if a tenth is dropped.
     """
     one, two, three, four = tl.randint4x(seed, counters, n_rounds=ROUNDS)
     words = tl.join(tl.join(one, two), tl.join(three, four)).to(tl.uint32, bitcast=True)
@@ -55,7 +57,7 @@ def shared_samples(seed, counters):
 
 @triton.jit
 def kept_words(seed, row, first, DROPPED: tl.constexpr, COUNTERS: tl.constexpr, COLUMNS: tl.constexpr):
-    """A bit for each score of these rows, from a first column on, in words of 32: whether it is kept."""
+    """Return a bit for each score of these rows, from a first column on, in words of 32: 1 if it is kept."""
     word = first // 16 + tl.arange(0, COLUMNS // 32)[None, :, None] * 2
     counters = row[:, None, None] * COUNTERS + word + tl.arange(0, 2)[None, None, :]
     one, two, three, four = tl.randint4x(seed, counters, n_rounds=ROUNDS)
@@ -66,7 +68,7 @@ def kept_words(seed, row, first, DROPPED: tl.constexpr, COUNTERS: tl.constexpr, 
 
 @triton.jit
 def _kept_four(numbers, DROPPED: tl.constexpr):
-    """Four bits, by what `shared_samples` makes of each number."""
+    """Return four bits, by the `shared_samples` of each number."""
     words = numbers.to(tl.uint32, bitcast=True)
     bits = keeps(words, DROPPED).to(tl.int32) | (keeps(words << 8, DROPPED).to(tl.int32) << 1)
     bits |= keeps(words << 16, DROPPED).to(tl.int32) << 2

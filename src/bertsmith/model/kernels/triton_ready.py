@@ -11,8 +11,8 @@ import torch
 def compiles() -> bool:
     """True if Triton, which torch for CUDA includes on Linux, can compile kernels here.
 
-    That is a C compiler and a folder to write to that programs may be loaded from: a slim container may have
-    neither.
+    It requires a C compiler, and a writable folder that programs may be loaded from: a slim container may
+    lack both.
     """
     has_compiler = os.environ.get("CC") or any(map(shutil.which, ("gcc", "clang", "cc")))
     return find_spec("triton") is not None and bool(has_compiler) and _takes_programs(_cache_folder())
@@ -24,14 +24,14 @@ def _cache_folder() -> Path:
 
 
 def _takes_programs(folder: Path) -> bool:
-    """True if a folder, or the one that it would be made in, is writable and may contain programs to run."""
+    """True if a folder, or its nearest existing parent, is writable and may contain programs to run."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     runs = not os.statvfs(there).f_flag & os.ST_NOEXEC if hasattr(os, "ST_NOEXEC") else True
     return runs and os.access(there, os.W_OK | os.X_OK)
 
 
 COMPILES = compiles()
-"""Asked once: compiled steps read it as a constant."""
+"""True if kernels can be compiled; checked once, so that compiled steps read it as a constant."""
 
 
 def triton_runs_on(device: torch.device) -> bool:
@@ -40,7 +40,7 @@ def triton_runs_on(device: torch.device) -> bool:
 
 
 def needs_operator() -> bool:
-    """True if a kernel must be called as an operator, for which torch loads its compiler (1.5 s)."""
+    """True if a kernel must be called as an operator, which loads torch's compiler (1.5 s)."""
     return torch.is_grad_enabled() or torch.compiler.is_compiling()
 
 

@@ -1,11 +1,11 @@
-"""LSTMs over packed rows: the order in which they read, and one that learns fast on a CPU.
+"""LSTMs over packed rows: their reading order, and one that learns fast on a CPU.
 
 torch's LSTM reads packed rows on a CPU step by step, and its backward pass fills a gradient of all rows with
 zeros at each step: ten times the time of the forward pass at 128 tokens. Here the backward pass goes over the
 steps once, and multiplies the gradients of all rows at the end. A GPU has cuDNN for both.
 
 Shapes: T packed tokens, S sequences, S1 = S + 1 boundaries, N steps of the longest sequence, E width of the
-inputs, H cells, G = 4H gates, W width of the states (H, or what cells are projected to).
+inputs, H cells, G = 4H gates, W width of the states (H, or the width of the projection).
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from bertsmith.packed import Layout
 
 @dataclass(frozen=True, slots=True)
 class ReadingOrder:
-    """The order in which an LSTM reads packed rows: the first ones of all sequences, then the second ones.
+    """The order of packed rows for an LSTM: the first rows of all sequences, then the second ones.
 
     Sequences never meet: a step computes one row of each that is long enough, the longest sequence first.
     """
@@ -33,11 +33,11 @@ class ReadingOrder:
     places_T: Tensor
     """Place at which each packed row is read: the inverse of `rows_T`."""
     sizes_N: Tensor
-    """Number of rows in each step, on the CPU, where torch reads it."""
+    """Number of rows in each step, on the CPU, because torch reads it there."""
 
     @classmethod
     def of(cls, layout: Layout, device: torch.device, *, backwards: bool = False) -> "ReadingOrder":
-        """Return the order for this layout; a GPU is waited for once."""
+        """Return the order for this layout; waits for a GPU once."""
         starts_S1 = layout.starts_S1.cpu().long()
         lengths_S = starts_S1.diff()
         # Ranks by length keep the order the same within each group of equal length.
@@ -50,7 +50,7 @@ class ReadingOrder:
         return cls(rows_T, rows_T.argsort(), steps_T.bincount())
 
     def states(self, values_TE: Tensor, compute: Callable[[PackedSequence], Tensor]) -> Tensor:
-        """Return what `compute` gives for the rows in reading order, in packed order."""
+        """Return the result of `compute` for the rows in reading order, in packed order."""
         return compute(PackedSequence(values_TE[self.rows_T], self.sizes_N))[self.places_T]
 
 
@@ -134,7 +134,7 @@ class _PackedLstm(torch.autograd.Function):
         inputs_TE, input_GE, state_GW, projection_WH, *computed = ctx.saved_tensors
         gates_TG, cells_TH, hidden_TH, states_TW = computed
         to_states_TW, to_gates_TG = to_states_TW.clone(), torch.empty_like(gates_TG)
-        to_kept = None  # what the step behind gives to the cells of those of its sequences that go on
+        to_kept = None  # gradient of the cells from the following step, for sequences that continue
         for before, now in reversed(list(_steps(ctx.sizes))):
             taken, kept, fresh, shown = gates_TG[now].chunk(4, 1)
             to_taken, to_forget, to_fresh, to_shown = to_gates_TG[now].chunk(4, 1)
@@ -156,7 +156,7 @@ class _PackedLstm(torch.autograd.Function):
             to_kept = to_cells.mul_(kept)
             if before is not None:
                 to_states_TW[before].addmm_(to_gates_TG[now], state_GW)
-        # Of all rows at once: the products of the weights with what each step was given.
+        # For all rows at once: the products of the weights with the inputs of each step.
         read_before = [states_TW[each] for each, _ in _steps(ctx.sizes) if each is not None]
         to_state_GW = torch.zeros_like(state_GW)
         if read_before:

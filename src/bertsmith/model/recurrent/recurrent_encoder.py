@@ -1,4 +1,4 @@
-"""Recurrent encoders: LSTMs over packed rows, whose two directions never meet (ELMo; Peters et al. 2018).
+"""Recurrent encoders: LSTMs over packed rows in two separate directions (ELMo; Peters et al. 2018).
 
 Shapes: T packed tokens, R of them that are requested, E width of a direction, D = 2E width of a state.
 """
@@ -22,7 +22,7 @@ class RecurrentLayer(nn.Module):
 
     def __init__(self, width: int, cell: int, *, dropout: float, residual: bool) -> None:
         super().__init__()
-        # As in the published code, what is as wide as the cell is not projected.
+        # As in the published code, outputs as wide as the cell are not projected.
         projected = width if width < cell else 0
         self.forwards = nn.LSTM(width, cell, proj_size=projected)
         self.backwards = nn.LSTM(width, cell, proj_size=projected)
@@ -38,10 +38,10 @@ class RecurrentLayer(nn.Module):
 
 
 class RecurrentEncoder(Encoder):
-    """Word vectors and layers of LSTMs in two directions, of which no state knows both sides of its token.
+    """Word vectors and layers of LSTMs in two directions; no state sees both sides of its token.
 
     The first half of a state has read its sequence from the left up to its token, the second half from the
-    right. As published, layers but the first add their inputs, and all states are as wide.
+    right. As published, layers except the first add their inputs, and all states have the same width.
     """
 
     compilable = False
@@ -60,7 +60,7 @@ class RecurrentEncoder(Encoder):
         return self.hidden_states(batch)[-1][rows]
 
     def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
-        """Return the word vectors, twice beside each other, and the states after each layer [T, D]."""
+        """Return the word vectors twice, side by side, and the states after each layer [T, D]."""
         device = batch.tokens_T.device
         orders = tuple(ReadingOrder.of(batch.layout, device, backwards=each) for each in (False, True))
         vectors_TE = self.table(batch.tokens_T)
@@ -73,11 +73,11 @@ class RecurrentEncoder(Encoder):
         return states
 
     def word_views(self) -> tuple[WordView, ...]:
-        """Return the state before a word, which knows all on its left, and the one behind, of its right."""
+        """Return the state before a word, which sees all on its left, and the one after it, for its right."""
         width = self.words.embedding_dim
         return WordView(-1, (0, width)), WordView(1, (width, 2 * width))
 
-    # ---- what it is made of
+    # ---- its parts
 
     @property
     def words(self) -> nn.Embedding:
@@ -94,6 +94,6 @@ class RecurrentEncoder(Encoder):
         return [*map(Depth, reversed(self.stack)), Depth(self.table)]
 
     def matrices(self) -> dict[nn.Parameter, Stack]:
-        """Return the matrices of its layers; one of them holds those of the four gates."""
+        """Return the matrices of its layers; one of them contains the matrices of the four gates."""
         parameters = (each for each in self.stack.named_parameters() if each[1].dim() == 2)
         return {each: Stack() if "weight_hr" in name else Stack(GATES, 1) for name, each in parameters}

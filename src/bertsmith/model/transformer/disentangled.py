@@ -3,8 +3,8 @@
 Shapes: T packed tokens, R of them that are wanted, N tokens of one sequence, H heads, K head width, D model
 width, B buckets of relative positions to both sides.
 
-Written as published, one sequence after the other: no kernel of torch takes a score that depends on the
-query, the key and their distance, so none of `attend.py` is used.
+Written as published, one sequence after the other: torch's kernels do not support scores that depend on
+query, key and distance, so none of `attend.py` is used.
 """
 
 import math
@@ -31,12 +31,12 @@ class RelativePositions(nn.Module):
         self.max_distance = max_distance
 
     def forward(self) -> Tensor:
-        """The vectors [B, D]."""
+        """Return the vectors [B, D]."""
         vectors_BD: Tensor = self.dropout(self.norm(self.table.weight))
         return vectors_BD
 
     def buckets(self, length: int, device: torch.device) -> Tensor:
-        """The bucket of each query and key of a sequence [N, N]."""
+        """Return the bucket of each query and key of a sequence [N, N]."""
         index_N = torch.arange(length, device=device)
         to_one_side = self.table.num_embeddings // 2
         bucket_NN = index_N[:, None] - index_N[None, :]
@@ -46,17 +46,17 @@ class RelativePositions(nn.Module):
 
 
 def log_buckets(distance: Tensor, buckets: int, max_distance: int) -> Tensor:
-    """Distances in buckets: one for each up to half their number, then ever wider ones, as published."""
+    """Return distances in buckets: one each up to half their number, then ever wider ones, as published."""
     half = buckets // 2
     far = distance.abs().clamp(min=half - 1).float()
-    # In single precision, as transformers computes it: a bucket's border is where rounding falls.
+    # In single precision, like transformers: rounding decides at a bucket's border.
     widest = torch.log(torch.tensor((max_distance - 1) / half))
     logarithmic = torch.ceil(torch.log(far / half) / widest * (half - 1)) + half
     return torch.where(distance.abs() <= half, distance, (logarithmic * distance.sign()).long())
 
 
 class DisentangledAttention(SelfAttention):
-    """Self-attention whose scores add up three terms; positions go through the content's own projections."""
+    """Self-attention with scores of three terms; positions go through the content's own projections."""
 
     def __init__(self, shape: AttentionShape, *, rule: AttentionRule, relative: RelativePositions) -> None:
         super().__init__(shape, rule=rule)
@@ -65,11 +65,11 @@ class DisentangledAttention(SelfAttention):
 
     @property
     def relative(self) -> RelativePositions:
-        """The relative positions that all layers share."""
+        """Return the relative positions that all layers share."""
         return self._shared[0]
 
     def mixed(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
-        """The mixed values of the wanted rows; `attend` only watches: no kernel knows relative positions."""
+        """Return the wanted rows' mixed values; `attend` only watches, as kernels lack relative positions."""
         rule = self.training_rule if self.training else self.rule
         query_HTK, key_HTK, value_HTK = self.projected(hidden_TD)
         probabilities = self._probabilities(query_HTK, key_HTK, batch.layout)
@@ -92,7 +92,8 @@ class DisentangledAttention(SelfAttention):
             bucket_HNN = relative.buckets(end - start, query_HTK.device).expand(self.heads, -1, -1)
             scores_HNN = query_HNK @ key_HNK.mT
             scores_HNN = scores_HNN + (query_HNK @ position_key_HBK.mT).gather(-1, bucket_HNN)
-            # A position's query meets the key's content: rows are keys, so buckets and result are turned.
+            # A position's query is multiplied with the key's content: rows are keys, so buckets and result
+            # are transposed.
             scores_HNN = scores_HNN + (key_HNK @ position_query_HBK.mT).gather(-1, bucket_HNN.mT).mT
             exact_HNN = scale * (scores_HNN if scores_HNN.dtype == torch.float64 else scores_HNN.float())
             if self.rule.causal:
@@ -103,15 +104,15 @@ class DisentangledAttention(SelfAttention):
         return found
 
     def projected(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value of some vectors [H, rows, K]."""
+        """Return query, key and value of some vectors [H, rows, K]."""
         query, key, value = self.project(vectors).unflatten(-1, (3, self.heads, -1)).permute(1, 2, 0, 3)
         return query, key, value
 
 
 class DisentangledEncoder(Transformer):
-    """An encoder whose layers share relative positions."""
+    """An encoder with relative positions that its layers share."""
 
-    compilable = False  # its attention asks the layout where each sequence ends
+    compilable = False  # its attention reads the ends of sequences from the layout
 
     def __init__(
         self, embeddings: Embeddings, blocks: Sequence[nn.Module], *, relative: RelativePositions
@@ -120,4 +121,4 @@ class DisentangledEncoder(Transformer):
         self.relative = relative
 
     def stream(self) -> None:
-        """Return None: its attention also reads where tokens stand, and takes whole sequences."""
+        """Return None: its attention also depends on positions, and requires whole sequences."""

@@ -1,7 +1,7 @@
-"""The Transformer: embeddings, attention and blocks; every published architecture is composed of these.
+"""The Transformer: embeddings, attention and blocks; published Transformers are composed of these.
 
-Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D model width, E embedding width,
-S sequences, J = 3 H K in attention, twice the inner width where one half gates the other.
+Shapes: T packed tokens, R of them that are wanted, H heads, K head width, D model width, E embedding width, S
+sequences, J = 3 H K in attention, twice the inner width if one half gates the other.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ class PositionTable(nn.Embedding):
         self.first = first
 
     def look_up(self, batch: PackedBatch) -> Tensor:
-        """The position vectors of a batch."""
+        """Return the position vectors of a batch."""
         vectors_TE: Tensor = self(batch.positions_T + self.first)
         return vectors_TE
 
@@ -46,20 +46,20 @@ class SegmentTable(nn.Embedding):
     """A learned vector for each segment; a table of one row is the same for every token (RoBERTa)."""
 
     def look_up(self, batch: PackedBatch) -> Tensor:
-        """The segment vectors of a batch."""
+        """Return the segment vectors of a batch."""
         return self.weight[0] if self.num_embeddings == 1 else self(batch.segments_T)
 
 
 class TaskTypeTable(nn.Embedding):
-    """A learned vector for each of ERNIE's pre-training task types; type 0 where a batch names none."""
+    """A learned vector for each of ERNIE's pre-training task types; type 0 if a batch has none."""
 
     def look_up(self, batch: PackedBatch) -> Tensor:
-        """The task type vectors of a batch."""
+        """Return the task type vectors of a batch."""
         return self.weight[0] if batch.task_types_T is None else self(batch.task_types_T)
 
 
 class Embeddings(nn.Module):
-    """The sum of a token's word vector and those of its other properties, normalised and dropped out."""
+    """The sum of the vectors of a token's word and its other properties, normalised, with dropout."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class AttentionShape:
 
 
 def attention_shape(config: TransformerConfig, block: int) -> AttentionShape:
-    """The sizes of a block's attention."""
+    """Return the sizes of a block's attention."""
     return AttentionShape(config.width, config.heads_in(block), config.head_width)
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention; query, key and value come from one product."""
+    """Multi-head self-attention; one product computes query, key and value."""
 
     def __init__(
         self, shape: AttentionShape, *, rule: AttentionRule, bias: bool = True, rotary: Rotary | None = None
@@ -123,7 +123,7 @@ class SelfAttention(nn.Module):
         self.project = nn.Linear(shape.width, 3 * mixed, bias=bias)
         self.output = nn.Linear(mixed, shape.width, bias=bias)
         self.rotary = rotary
-        # Only training drops out. Both rules are static, as a compiled graph is specialised on them.
+        # Dropout only in training. Both rules are static, because a compiled graph is specialised on them.
         self.training_rule, self.rule = rule, replace(rule, dropout=0.0)
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
@@ -147,7 +147,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.expand = nn.Linear(width, inner, bias=bias)
         self.contract = nn.Linear(inner, width, bias=bias)
-        # BERT has none here.
+        # BERT does not have one here.
         self.dropout = Dropout(dropout) if dropout else nn.Identity()
         self.activation_name, self.activation = activation, activation_function(activation)
 
@@ -166,7 +166,7 @@ class FeedForward(nn.Module):
 
 
 class GatedFeedForward(nn.Module):
-    """A feed-forward layer whose inner half is gated by the other half (GeGLU; Shazeer 2020)."""
+    """A feed-forward layer with one inner half gated by the other (GeGLU; Shazeer 2020)."""
 
     def __init__(self, width: int, inner: int, activation: str, *, bias: bool, dropout: float) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ class Norms:
 
 
 class Block(nn.Module):
-    """The parts of one layer; what it does with them depends on where the norms stand."""
+    """The parts of one layer; subclasses differ in the places of the norms."""
 
     def __init__(
         self,
@@ -213,7 +213,7 @@ class Block(nn.Module):
         self.attention, self.feed_forward = attention, feed_forward
         self.attention_norm, self.feed_forward_norm = norms.attention, norms.feed_forward
         self.dropout = Dropout(dropout)
-        # Of what the feed-forward adds: GPT-2 has it in a pre-norm block, and ModernBERT not.
+        # On the feed-forward's output: GPT-2 has it in a pre-norm block, ModernBERT does not.
         self.feed_forward_dropout = Dropout(feed_forward_dropout) if feed_forward_dropout else nn.Identity()
         self.attention_output_norm = norms.attention_output or nn.Identity()
         self.feed_forward_output_norm = norms.feed_forward_output or nn.Identity()
@@ -222,13 +222,13 @@ class Block(nn.Module):
 class PostNormBlock(Block):
     """One layer as published for BERT: LayerNorm after each residual sum, so warm-up is needed for Large.
 
-    It calls neither sub-layer as a module, as the norm's kernel takes part in their last products: a hook
-    belongs on the block or on a linear layer.
+    It does not call its sub-layers as modules, because the norm's kernel takes part in their last products:
+    put hooks on the block or on a linear layer.
     """
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
         attention, feed_forward = self.attention, self.feed_forward
-        assert isinstance(feed_forward, FeedForward), "no post-norm block has another"
+        assert isinstance(feed_forward, FeedForward), "post-norm blocks only have a plain FeedForward"
         mixed_RJ = attention.mixed(hidden_TD, batch, attend, rows)
         hidden_RD = residual_norm(
             hidden_TD[rows], mixed_RJ, attention.output, self.attention_norm, self.dropout
@@ -240,7 +240,7 @@ class PostNormBlock(Block):
 class PreNormBlock(Block):
     """One layer with LayerNorm before each sub-layer, so that the residual path stays clean (ModernBERT).
 
-    In a sandwich, what each sub-layer adds is normalised, too.
+    In a sandwich, the output of each sub-layer is normalised, too.
     """
 
     def forward(self, hidden_TD: Tensor, batch: PackedBatch, attend: Attend, rows: Rows = ALL) -> Tensor:
@@ -255,10 +255,10 @@ class PreNormBlock(Block):
 
 
 def as_narrow(residual_RD: Tensor, branch_RD: Tensor) -> Tensor:
-    """The residual in bf16 where that is the type of what is added to it, as under autocast.
+    """Return the residual in bf16 if the branch is bf16, as under autocast.
 
-    The embeddings' norm gives fp32 there, and so would be every sum after it: a good part of what a step
-    moves. Beside fp16 they stay fp32: residual sums without a norm may outgrow what fp16 can hold.
+    The embeddings' norm gives fp32 there, and so would every later sum: a good part of a step's memory
+    traffic. With fp16 residuals stay fp32: residual sums without a norm may exceed the range of fp16.
     """
     return residual_RD.to(torch.bfloat16) if branch_RD.dtype == torch.bfloat16 else residual_RD
 
@@ -278,16 +278,16 @@ class Transformer(Encoder):
         super().__init__(sentence)
         self.embeddings = embeddings
         self.blocks = nn.ModuleList(blocks)
-        # Which block each layer runs: 0, 1, 2, ... except where layers share one (ALBERT).
+        # Block of each layer: 0, 1, 2, ... unless layers share one (ALBERT).
         self.order = tuple(order)
         self.final_norm = nn.Identity() if final_norm is None else final_norm
 
     def forward(self, batch: PackedBatch, *, rows: Rows = ALL) -> Tensor:
-        """The last layer's states of the wanted rows [R, D]; the others are spared most of that layer."""
+        """Return the last layer's states of the requested rows [R, D]; other rows skip most of that layer."""
         return self._last_states(batch, attend, rows)
 
     def hidden_states(self, batch: PackedBatch) -> list[Tensor]:
-        """The states [T, D] after the embeddings and after each layer; the last is what `forward` returns."""
+        """Return the states [T, D] after the embeddings and each layer; the last is `forward`'s result."""
         return self._hidden_states(batch, attend)
 
     @property
@@ -321,13 +321,13 @@ class Transformer(Encoder):
 
     def look(self, direction: Direction) -> None:
         """Let each token see both sides or one only, in training and afterwards."""
-        if direction == "two-directions":  # its states have no halves that see one side each
+        if direction == "two-directions":  # its states do not have halves that see one side each
             super().look(direction)
         causal, backwards = direction != "both", direction == "right-to-left"
         for part in [each for each in self.modules() if isinstance(each, SelfAttention)]:
             part.training_rule = replace(part.training_rule, causal=causal, backwards=backwards)
             part.rule = replace(part.rule, causal=causal, backwards=backwards)
-        # From left to right the first row sees no text, and a head on it would be a constant: the last does.
+        # From left to right the first row sees no text, and a head on it would be a constant: use the last.
         if direction == "left-to-right" and self.sentence == "first":
             self.sentence = "last"
         elif self.direction == "left-to-right" != direction and self.sentence == "last":
@@ -335,16 +335,16 @@ class Transformer(Encoder):
         self.direction = direction
 
     def stream(self) -> Stream | None:
-        """Return a reader that keeps keys and values, if tokens see only those before them."""
+        """Return a reader that keeps keys and values, if tokens see only earlier ones."""
         if self.direction != "left-to-right":
             return None
         kept = KeptAttention(self.layers)
         return lambda batch: self._last_states(batch, kept, ALL)
 
-    # ---- what it is made of
+    # ---- its parts
 
     def own_blocks(self) -> list[Block]:
-        """Return the blocks that can learn, each once: not those of an inference network."""
+        """Return the trainable blocks, each once: not the blocks of an inference network."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     @property
@@ -359,9 +359,9 @@ class Transformer(Encoder):
         self.embeddings.words = table
 
     def share_tables(self, other: Encoder) -> None:
-        """Take all tables of another Transformer for its own, and their norm.
+        """Use all tables of another Transformer, and their norm.
 
-        What widens them stays apart, for the widths differ.
+        The widening layers stay separate, because the widths differ.
         """
         assert isinstance(other, Transformer)
         ours, theirs = self.embeddings, other.embeddings
@@ -378,7 +378,7 @@ class Transformer(Encoder):
         return used != len(list(self.blocks.parameters()))
 
     def keep_layers(self, kept: Sequence[int], config: EncoderConfig) -> None:
-        """Drop all other layers; each has a block for itself unless layers share them (ALBERT)."""
+        """Drop all other layers; each has a separate block unless layers share them (ALBERT)."""
         if len(self.blocks) == len(self.order):
             uses = Counter(part for block in self.blocks for part in block.modules())
             common = [*self.depths()[-1].also, *(part for part in uses if uses[part] > 1)]
@@ -394,7 +394,7 @@ class Transformer(Encoder):
         return all(flash_fits(block.attention.head_width, device) for block in self.own_blocks())
 
     def after(self, states_TD: Tensor) -> Tensor:
-        """Return these states as a head reads them: pre-norm layers leave them without a norm."""
+        """Return these states as a head reads them: pre-norm layers leave them unnormalised."""
         final_TD: Tensor = self.final_norm(states_TD)
         return final_TD
 
@@ -429,5 +429,5 @@ class Transformer(Encoder):
 
 
 def with_attention(encoder: Encoder) -> Transformer:
-    """Return the encoder as one with attention heads; raise a UserError if it has none."""
+    """Return the encoder as one with attention heads; raise a UserError if it is of another kind."""
     return need(encoder if isinstance(encoder, Transformer) else None, "attention heads")

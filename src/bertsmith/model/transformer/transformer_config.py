@@ -19,32 +19,32 @@ from bertsmith.model.encoder_config import (
 )
 
 DENSE_BUFFERS = 5
-"""Matrices of all scores that grouped attention with dropout holds at once in its backward pass."""
+"""Number of matrices of all scores in the backward pass of grouped attention with dropout."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(EncoderConfig):
-    """Sizes, activation and rates; the defaults are those of BERT (Devlin et al. 2018)."""
+    """Sizes, activation and rates; the defaults are BERT's (Devlin et al. 2018)."""
 
     plain_attention: ClassVar[bool] = True
     """True if attention scores are products of one query and one key (not DeBERTa's)."""
     heads: int
     inner: int
-    """Width inside the feed-forward layer; of the widest one where they differ."""
+    """Width inside the feed-forward layer; the widest one if layers differ."""
     segments: int = 2
     task_types: int = 0
-    """ERNIE's task embeddings; 0 where there are none."""
+    """Number of ERNIE's task embeddings, or 0."""
     activation: str = "gelu"
     norm_eps: float = 1e-12
     attention_dropout: float = 0.1
     layer_heads: tuple[int, ...] = ()
     """Number of heads in each block if some were pruned; empty if each has `heads`."""
     layer_inner: tuple[int, ...] = ()
-    """The width inside of each block's feed-forward where they differ; empty where each has `inner`."""
+    """Width inside of each block's feed-forward if blocks differ; empty if each has `inner`."""
 
     @property
     def head_width(self) -> int:
-        """The width of a head: pruning takes heads away, and leaves the others as they are."""
+        """Return the width of a head: pruning removes heads, and does not change the others."""
         return self.width // self.heads
 
     @property
@@ -61,7 +61,7 @@ class TransformerConfig(EncoderConfig):
         return self.layer_heads[block] if self.layer_heads else self.heads
 
     def inner_in(self, block: int) -> int:
-        """The width inside of a block's feed-forward."""
+        """Return the width inside of a block's feed-forward."""
         return self.layer_inner[block] if self.layer_inner else self.inner
 
     def expanded_in(self, block: int) -> int:
@@ -93,18 +93,22 @@ class TransformerConfig(EncoderConfig):
         return {"model_type": OWN_TYPE, "base_model_type": self.model_type, **said} if said else {}
 
     def own_settings(self) -> tuple[str, ...]:
-        """Return names for the shapes of layers that no published class has."""
+        """Return names for shapes of layers that published classes lack."""
         differs = {"pruned heads": self.layer_heads, "feed-forward widths by layer": self.layer_inner}
         return tuple(name for name, sizes in differs.items() if sizes)
 
     def subset(self, layers: Sequence[int], *, where: str = "distill.layers") -> Self:
         """Return the config of a network with only these layers; `where` names the option for them."""
         if behind := [each for each in layers if each >= self.layers]:
-            what = f"the teacher has {self.layers} layers, and layer {behind[0]}, counted from 0, is none of"
+            what = (
+                f"the teacher has {self.layers} layers, and layer {behind[0]}, counted from 0, is not one of"
+            )
             raise UserError(f"{what} them", where=where, remedy="choose fewer, or a larger teacher")
 
         def left(sizes: tuple[int, ...]) -> tuple[int, ...]:
-            """The sizes of these layers where pruning left each its own; one block has one for all layers."""
+            """Return the sizes of these layers if pruning made layers differ; one block has one for all
+            layers.
+            """
             return tuple(sizes[each] for each in layers) if len(sizes) == self.layers else sizes
 
         heads, inner = left(self.layer_heads), left(self.layer_inner)
@@ -138,8 +142,8 @@ class TransformerConfig(EncoderConfig):
         They keep no marks of dropout, and the norms' inputs in half precision.
         """
         width, heads = self.width, self.heads_in(block)
-        # Inputs of both sub-layers (2 D), query, key, value and their mix (4 D, less where heads were
-        # pruned), before and after GELU (2 I).
+        # Inputs of both sub-layers (2 D), query, key, value and their mix (4 D, less if heads were pruned),
+        # before and after GELU (2 I).
         products = (2 * width + 4 * heads * self.head_width + 2 * self.expanded_in(block)) * form.value
         # In fp32: both LayerNorms' inputs (2 D), means and deviations; each head's softmax denominator.
         norms = 2 * (width + 2) * FP32 + heads * FP32
@@ -166,5 +170,5 @@ class TransformerConfig(EncoderConfig):
 
 
 def with_heads(config: EncoderConfig) -> TransformerConfig:
-    """Return the config as one with attention heads; raise a UserError if it has none."""
+    """Return the config as one with attention heads; raise a UserError if it is of another kind."""
     return need(config if isinstance(config, TransformerConfig) else None, "attention heads")

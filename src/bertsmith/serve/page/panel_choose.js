@@ -1,4 +1,4 @@
-// Which of several texts goes on, or answers: a context and its options, one a line.
+// Which of several texts goes on, or answers: a context and its options, one per line.
 
 import { bars, spoken } from "./bars.js";
 import { field, make, percent, quoted } from "./elements.js";
@@ -31,7 +31,7 @@ export const choose = {
 
 function build(frame) {
   const context = field("Context", { lines: 2, value: EXAMPLES[0].context });
-  const options = field("Options, one a line", { lines: 4, value: EXAMPLES[0].options.join("\n") });
+  const options = field("Options, one per line", { lines: 4, value: EXAMPLES[0].options.join("\n") });
   frame.inputs.append(context.root, options.root);
   const set = (example) => {
     context.box.value = example.context;
@@ -44,7 +44,7 @@ function build(frame) {
   function body() {
     const among = options.box.value.split("\n").filter((line) => line.trim());
     if (!context.box.value.trim()) return "Write what all options share.";
-    return among.length > 1 ? { context: context.box.value, options: among } : "Write two options or more, one a line.";
+    return among.length > 1 ? { context: context.box.value, options: among } : "Write two options or more, one per line.";
   }
   frame.live("choose", body, (reply, asked, { place }) => show(place, reply, asked.options));
 }

@@ -28,7 +28,7 @@ export const compare = {
   title: "Compare sentences",
   group: "Ask",
   abilities: ["embed"],
-  lead: "One sentence a line. Each becomes a vector; the stronger the colour of a cell, the more its two point the same way.",
+  lead: "One sentence per line. Each becomes a vector; the stronger the colour of a cell, the more its two point the same way.",
   absence: "Any model can do this.",
   remedy: ["bertsmith serve"],
   build,
@@ -49,7 +49,7 @@ function build(frame) {
   frame.carries(text.box, { give: (value) => value.split("\n", 1)[0], take: withFirst });
   function body() {
     const texts = text.box.value.split("\n").map((line) => line.trim()).filter(Boolean);
-    if (texts.length < 2) return "Write two sentences or more, one a line.";
+    if (texts.length < 2) return "Write two sentences or more, one per line.";
     return texts.length > MOST ? `At most ${MOST} sentences, please.` : { texts };
   }
   const isLayered = () => layered.box.checked || centred.box.checked;

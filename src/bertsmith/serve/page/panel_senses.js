@@ -51,7 +51,7 @@ export const senses = {
 
 function build(frame) {
   const word = field("Word", { value: EXAMPLES[0].name });
-  const text = field("Sentences with it, one a line", { lines: 6, value: EXAMPLES[0].lines });
+  const text = field("Sentences with it, one per line", { lines: 6, value: EXAMPLES[0].lines });
   frame.inputs.append(word.root, text.root);
   const set = ({ name, lines }) => ((word.box.value = name), (text.box.value = lines));
   const centred = tick("Less their mean", { title: "Take away what all tokens share before comparing" });
@@ -68,7 +68,7 @@ function build(frame) {
     if (wanted.length > LONGEST_WORD) return `A word of at most ${LONGEST_WORD} characters, please.`;
     const without = lines.findIndex((line) => !holds(line, wanted));
     if (without >= 0) return `“${brief(lines[without])}” has no “${wanted}”.`;
-    if (lines.length < 2) return `Write two sentences or more with “${wanted}”, one a line.`;
+    if (lines.length < 2) return `Write two sentences or more with “${wanted}”, one per line.`;
     return lines.length > MOST ? `At most ${MOST} sentences, please.` : { word: wanted, sentences: lines };
   }
   function show(reply, { sentences }, { place }) {

@@ -72,7 +72,7 @@ class Kind(ABC, Generic[ExampleT]):
     taught_by: ClassVar[str]
     """Tasks of `bertsmith finetune` that train a head for it, as named in an error."""
     min_labels: ClassVar[int] = 0
-    """Minimum number of distinct labels in the training file; 0 if the kind has no labels."""
+    """Minimum number of distinct labels in the training file; 0 for kinds without labels."""
     problem_type: ClassVar[str] = ""
     """Value of problem_type in config.json, for other tools."""
     plots: ClassVar[tuple[Plot, ...]] = ()
@@ -169,7 +169,7 @@ class Kind(ABC, Generic[ExampleT]):
         return likeliest
 
     def judged(self, split: PredictedSplit[ExampleT]) -> dict[str, NDArray[Any]]:
-        """Return arrays from which metrics of any part of the examples follow."""
+        """Return arrays that suffice to compute the metrics of any part of the examples."""
         predicted = self.predicted_targets(split.encoded, split.predictions)
         return {"predicted": predicted, "targets": split.encoded.targets}
 
@@ -211,7 +211,7 @@ class Kind(ABC, Generic[ExampleT]):
         *,
         known: NDArray[Any] | None = None,
     ) -> dict[str, float]:
-        """Return the metrics of the constant answer; without `known` targets, those of the split decide."""
+        """Return the metrics of the constant answer, fitted to `known` targets or else to the split's."""
         known = encoded.targets if known is None else known
         constant = self.constant_predictions(labels, known, encoded)
         found = self.evaluate(metrics, labels, PredictedSplit(examples, encoded, constant))
@@ -236,7 +236,7 @@ class Kind(ABC, Generic[ExampleT]):
     def class_scores(
         self, labels: tuple[str, ...], split: PredictedSplit[ExampleT]
     ) -> dict[str, ClassScores]:
-        """Return precision, recall and F1 of each class or tag; empty if the kind has none."""
+        """Return precision, recall and F1 of each class or tag; empty if the kind does not compute them."""
         if not self.min_labels:
             return {}
         predicted = self.predicted_targets(split.encoded, split.predictions)
@@ -260,7 +260,7 @@ class Kind(ABC, Generic[ExampleT]):
         raise NotImplementedError
 
     def config_keys(self, labels: tuple[str, ...]) -> dict[str, Any]:
-        """Return the keys of config.json that tell other tools the output names and the type of problem."""
+        """Return the keys of config.json that give other tools the output names and the type of problem."""
         named = self.output_names(labels)
         keys: dict[str, Any] = {}
         if named:
@@ -271,7 +271,7 @@ class Kind(ABC, Generic[ExampleT]):
         return keys
 
     def output_names(self, labels: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the outputs for other tools; empty if they have no names."""
+        """Return the names of the outputs for other tools; empty if outputs are unnamed."""
         return labels if self.min_labels else ()
 
 

@@ -41,7 +41,7 @@ class MultiLabel(TextKind):
         return several(separator)
 
     def targets(self, examples: Sequence[TextExample], labels: tuple[str, ...]) -> Targets:
-        """Return a row for each example; labels missing from training get columns of their own at the end."""
+        """Return a row for each example; labels missing from training get separate columns at the end."""
         chosen = [_label_set(example.label) for example in examples]
         known = dict.fromkeys(labels) | dict.fromkeys(label for each in chosen for label in each)
         columns = {label: column for column, label in enumerate(known)}
@@ -73,7 +73,7 @@ class MultiLabel(TextKind):
     def constant_predictions(
         self, labels: tuple[str, ...], known: NDArray[Any], encoded: EncodedSet
     ) -> Predictions:
-        """Predict the labels of at least half of the examples or, if there is none, the most frequent one."""
+        """Predict the labels of at least half of the examples, or otherwise the most frequent label."""
         fractions_C = (known[:, : len(labels)] == 1).mean(0)
         scores_C = fractions_C >= min(0.5, fractions_C.max())
         return Predictions(np.tile(scores_C.astype(np.float32), (len(encoded.targets), 1)))

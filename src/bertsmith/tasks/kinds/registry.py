@@ -25,7 +25,7 @@ TEXT_KINDS: Mapping[str, TextKind] = {
 def kind_named(name: str) -> AnyKind:
     """Return the kind named in a task.json; a ValueError lists all kinds."""
     if name not in KINDS:
-        raise ValueError(f"there is no kind {name!r}; the kinds are {', '.join(KINDS)}")
+        raise ValueError(f"unknown kind {name!r}; the kinds are {', '.join(KINDS)}")
     return KINDS[name]
 
 
@@ -43,7 +43,7 @@ def kinds_of_head(head: str) -> tuple[AnyKind, ...]:
 
 
 def heads_of_ability(ability: str) -> tuple[str, ...]:
-    """Return the heads whose kinds are predicted by this method of `Bert`, the usual one first."""
+    """Return the heads that this method of `Bert` uses for predictions, the usual one first."""
     return tuple(dict.fromkeys(kind.head.name for kind in KINDS.values() if kind.ability == ability))
 
 

@@ -42,7 +42,7 @@ class Regress(TextKind):
                 try:
                     numbers[index] = float(example.label)  # type: ignore[arg-type]  # a tuple is a TypeError, too
                 except (TypeError, ValueError) as error:
-                    what = f"{example.label!r} is no number"
+                    what = f"{example.label!r} is not a number"
                     raise UserError(what, where=example.where, remedy="write it as 2.5") from error
         return numbers
 

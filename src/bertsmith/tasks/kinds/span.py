@@ -28,7 +28,7 @@ OFFICIAL_NAMES = {
     "NoAns_f1": "f1_without_answer",
     "NoAns_exact": "exact_without_answer",
 }
-"""Our metric names for those of the official script."""
+"""Our names for the metrics of the official script."""
 
 
 class Span(Kind[Question]):

@@ -1,4 +1,4 @@
-"""A tag for each word, predicted at its first piece in the window where the word has most context.
+"""A tag for each word, predicted at its first piece in the window that shows most context of the word.
 
 Shapes: M sentences, U texts (sentences or documents), W words in the order of the texts, N windows, X pieces
 of all windows, P tagged words, C tags.
@@ -50,7 +50,7 @@ class Tag(Kind[TaggedExample]):
     unit = "word"
     metrics = (*OF_CLASSES, SPAN_F1, Metric("precision"), Metric("recall"))
     ability = "tag"
-    taught_by = "ner (tags for columns of your own)"
+    taught_by = "ner (tags for your own columns)"
     min_labels = 2
     plots = ("confusion", "calibration")
     has_class_weights = True
@@ -80,24 +80,25 @@ class Tag(Kind[TaggedExample]):
     def evaluate(
         self, metrics: Sequence[str], labels: tuple[str, ...], split: PredictedSplit[TaggedExample]
     ) -> dict[str, float]:
-        """Return the metrics of single words and, if span_f1 is named, those of spans and of their types."""
+        """Return the metrics of single words and, if span_f1 is named, of spans and of their types."""
         predicted_P = self.predicted_targets(split.encoded, split.predictions)
         chosen = [self.metric_named(name) for name in metrics]
         of_words = [metric for metric in chosen if metric.compute is not None] or [ACCURACY]
-        words = compute_metrics(of_words, split.encoded.targets, predicted_P)  # raises if words have no tags
+        # raises if the words are not tagged
+        words = compute_metrics(of_words, split.encoded.targets, predicted_P)
         if SPAN_F1 not in chosen:
             return words
         right = [list(example.tags or ()) for example in split.examples]
         found = span_scores(right, predicted_tags(labels, split, predicted_P), scheme_of(right))
         spans = {SPAN_F1.name: found.f1, "precision": found.precision, "recall": found.recall}
-        # Only types of the file: other types that a run predicts differ from run to run.
+        # Only types in the file: other types that a run predicts differ from run to run.
         types = {
             f"{SPAN_F1.name}_{name}": each.f1 for name, each in found.by_type.items() if name and each.labels
         }
         return {**spans, **words, **types}
 
     def judged(self, split: PredictedSplit[TaggedExample]) -> dict[str, NDArray[Any]]:
-        """Return the tags of each word, with its sentence and its place there."""
+        """Return the tags of each word, with its sentence and its place in the sentence."""
         return {**super().judged(split), "words": split.encoded.words_P2}
 
     def simple_predictions(
@@ -214,7 +215,7 @@ def encode_tags(
     rows_X = ranges(laid.starts_S1[:-1] + len(template.lead), shown.lengths_N)
     names = np.repeat(words.names_W2, words.lengths_W, axis=0)
     words_P2 = names[shown.pieces_X[shown.asked_X]]
-    # Tags are in the order of the examples, words in that of the texts: map between them by words_P2.
+    # Tags are in the order of the examples, words in the order of the texts: words_P2 maps between them.
     first_tags_M = np.cumsum([0, *(len(example.words) for example in examples)])
     return EncodedSet(
         unit="word",
@@ -260,9 +261,9 @@ def _words(examples: Sequence[TaggedExample], tokenizer: Tokenizer, text: TextSe
 
 
 def _shown(words: _Words, room: int, *, step: int) -> _Shown:
-    """Cut windows over the texts, without windows in which no word has its most context."""
+    """Cut windows over the texts, without windows in which every word has more context elsewhere."""
     lengths_U = words.text_lengths_U
-    # At least half overlap, whatever the step: otherwise words at the borders would have no context.
+    # At least half overlap, whatever the step: otherwise words at the borders would lack context.
     windows = cut_windows(lengths_U, np.full_like(lengths_U, room), step=min(step, -(-room // 2)))
     begins_U = np.cumsum(lengths_U) - lengths_U
     starts_N, lengths_N = begins_U[windows.texts_W] + windows.firsts_W, windows.lengths_W

@@ -31,7 +31,7 @@ class TextKind(Kind[TextExample]):
     head = TaskHead("classify", "sentence")
     unit = "item"
     ability = "classify"
-    taught_by = "sst2 (stsb for numbers, custom for a table of your own)"
+    taught_by = "sst2 (stsb for numbers, custom for your own table)"
     from_tables = True
     custom_metrics: ClassVar[tuple[str, ...]]
     """Metrics for a user's own table; the first one decides."""
@@ -65,8 +65,8 @@ class TextKind(Kind[TextExample]):
         texts = [example.parts for example in examples]
         for index, (example, parts) in enumerate(zip(examples, texts, strict=True)):
             if len(parts) != len(texts[0]):
-                what = f"has {len(parts)} texts where the first example has {len(texts[0])}"
-                remedy = "give one text everywhere, or two everywhere"
+                what = f"has {len(parts)} texts, but the first example has {len(texts[0])}"
+                remedy = "give every example one text, or every example two"
                 raise UserError(what, where=example.where, index=index, remedy=remedy)
         if known := [piece for example in examples for piece in example.pieces]:
             laid, sequences_M = lay_pieces(joined_pieces(known), len(texts[0]), tokenizer, text)

@@ -28,8 +28,8 @@ def folder(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"model_type": "llama"}, "unknown model_type 'llama'; bertsmith knows bert"),
-        ({"model_type": "DROP"}, "has no model_type; add"),
+        ({"model_type": "llama"}, "unknown model_type 'llama'; bertsmith supports bert"),
+        ({"model_type": "DROP"}, "lacks a model_type; add"),
         ({"hidden_size": "DROP"}, "hidden_size is missing"),
         ({"hidden_size": "wide"}, "hidden_size is 'wide'"),
         ({"hidden_size": -3}, "hidden_size is -3"),
@@ -41,13 +41,13 @@ def folder(tmp_path):
         ({"layer_norm_eps": "tiny"}, "layer_norm_eps is 'tiny'"),
         ({"hidden_dropout_prob": -0.1}, "hidden_dropout_prob is -0.1"),
         ({"attention_probs_dropout_prob": 1.5}, "attention_probs_dropout_prob is 1.5; a rate from 0 to 1"),
-        ({"hidden_act": "swishy"}, "hidden_act is 'swishy'; known: gelu"),
+        ({"hidden_act": "swishy"}, "hidden_act is 'swishy'; supported: gelu"),
         ({"position_embedding_type": "relative_key"}, "only 'absolute' is supported"),
         ({"is_decoder": "yes"}, "is_decoder is 'yes'; true or false is expected"),
         ({"tie_word_embeddings": False}, "weights are missing: cls.predictions.decoder.weight"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'"),
         ({"architectures": "Bert"}, "architectures is 'Bert'; a list of words is expected"),
-        ({"vocab_size": 100}, "is [99, 32] but config.json asks for [100, 32]"),
+        ({"vocab_size": 100}, "is [99, 32], but config.json requires [100, 32]"),
         (
             {"num_hidden_layers": 4},
             "weights are missing: bert.encoder.layer.3.attention.output.LayerNorm.bias",
@@ -97,7 +97,7 @@ def test_a_folder_that_is_none_is_rejected(tmp_path):
     assert "is not a folder" in complaint(tmp_path / "nowhere")
     assert "config.json: cannot be read" in complaint(tmp_path)
     (tmp_path / "config.json").write_text("[]")
-    assert "holds no JSON object" in complaint(tmp_path)
+    assert "is not a JSON object" in complaint(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": ')
     assert "is not valid JSON" in complaint(tmp_path)
     (tmp_path / "config.json").write_bytes(b"\xff\xfe")
@@ -106,7 +106,7 @@ def test_a_folder_that_is_none_is_rejected(tmp_path):
 
 def test_a_folder_without_weights_is_rejected(folder):
     (folder / "model.safetensors").unlink()
-    assert "holds no weights" in complaint(folder)
+    assert "does not contain weights" in complaint(folder)
 
 
 def test_missing_weights_are_listed_by_name(folder):
@@ -124,7 +124,7 @@ def test_unexpected_weights_are_listed_by_name(folder):
     tensors = load_file(folder / "model.safetensors") | {"bert.adapter.down": torch.zeros(3)}
     save_file(tensors, folder / "model.safetensors")
     assert read_model(folder).notes == (
-        "weights that belong to no part of bert were skipped: bert.adapter.down",
+        "weights that do not belong to any part of bert were skipped: bert.adapter.down",
     )
 
 
@@ -162,12 +162,12 @@ def test_a_pickle_that_would_run_code_is_rejected_and_runs_none(folder, monkeypa
     (folder / "model.safetensors").unlink()
     monkeypatch.chdir(folder)
     torch.save({"bert.pooler.dense.bias": Hostile()}, folder / "pytorch_model.bin")
-    assert "is not a whole weights file, or holds more than tensors" in complaint(folder)
+    assert "is not a whole weights file, or contains more than tensors" in complaint(folder)
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile()))
-    assert "is not a whole weights file, or holds more than tensors" in complaint(folder)
+    assert "is not a whole weights file, or contains more than tensors" in complaint(folder)
     assert not (folder / "hostile-was-here").exists()
     torch.save([1, 2], folder / "pytorch_model.bin")
-    assert "holds something other than named tensors" in complaint(folder)
+    assert "contains something other than named tensors" in complaint(folder)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_pickle_that_would_run_code_is_rejected_and_runs_none(folder, monkeypa
 def test_old_files_with_odd_contents_are_rejected(folder, held):
     (folder / "model.safetensors").unlink()
     torch.save(held, folder / "pytorch_model.bin")
-    assert "holds something other than named tensors" in complaint(folder)
+    assert "contains something other than named tensors" in complaint(folder)
 
 
 def test_old_files_of_junk_are_rejected(folder):
@@ -199,7 +199,7 @@ def test_one_number_that_is_seen_a_billion_times_is_no_weight(folder):
     (folder / "model.safetensors").unlink()
     name = next(iter(held))
     torch.save(held | {name: torch.zeros(1).expand(2**30, 1)}, folder / "pytorch_model.bin")
-    assert "holds something other than named tensors" in complaint(folder)
+    assert "contains something other than named tensors" in complaint(folder)
 
 
 def test_packed_entries_are_refused_before_they_are_unpacked(folder):
@@ -284,7 +284,7 @@ def test_modernbert_keeps_an_odd_window_and_needs_even_heads(tmp_path):
 @pytest.mark.parametrize(
     ("index", "said"),
     [
-        ({}, "has no weight_map"),
+        ({}, "lacks a weight_map"),
         ({"weight_map": {"a": "../../outside.safetensors"}}, "which is not in the folder"),
         ({"weight_map": {"a": 3}}, "which is not in the folder"),
         ({"weight_map": {"a": "gone.safetensors"}}, "which is not in the folder"),
@@ -302,7 +302,7 @@ def test_an_index_that_names_what_a_shard_lacks_is_rejected(folder):
     (folder / "model.safetensors.index.json").write_text(
         json.dumps({"weight_map": {"x": "part.safetensors"}})
     )
-    assert "x is missing, though the index says it is here" in complaint(folder)
+    assert "x is missing, but the index lists it here" in complaint(folder)
 
 
 @given(st.data())

@@ -83,7 +83,7 @@ def test_any_set_of_heads_comes_back_or_is_rejected(tmp_path_factory, data):
     try:
         write_model(folder / "model", Model(network))
     except UserError as error:
-        assert "go by the same published names; remove one" in str(error)
+        assert "have the same published names; remove one" in str(error)
         assert list(folder.iterdir()) == []
         return
     again = read_model(folder / "model")
@@ -137,8 +137,8 @@ def test_an_untied_decoder_comes_from_transformers_and_goes_back_to_it(model_typ
 @pytest.mark.parametrize(
     ("model_type", "change", "told"),
     [
-        ("gpt2", {"direction": "both"}, "a gpt2 model cannot say that direction is both, not left-to-right"),
-        ("distilbert", {"norm_eps": 1e-5}, "a distilbert model cannot say that norm_eps is 1e-05, not 1e-12"),
+        ("gpt2", {"direction": "both"}, "a gpt2 model cannot express direction = both, only left-to-right"),
+        ("distilbert", {"norm_eps": 1e-5}, "a distilbert model cannot express norm_eps = 1e-05, only 1e-12"),
     ],
 )
 def test_what_would_be_read_as_another_model_is_not_saved(model_type, change, told, tmp_path):
@@ -179,7 +179,7 @@ def test_a_save_that_fails_while_moving_keeps_the_old_weights(folder, monkeypatc
 def test_labels_of_another_number_than_the_outputs_are_rejected(tmp_path):
     write_model(tmp_path, Model(tiny_network(heads={"pooler": 0, "classify": 2})))
     change_config(tmp_path, id2label={"0": "a", "1": "b", "2": "c"})
-    assert "id2label names 3 labels but the head has 2 outputs" in complaint(tmp_path)
+    assert "id2label names 3 labels, but the head has 2 outputs" in complaint(tmp_path)
 
 
 def test_what_leads_to_someones_code_is_not_written_back(folder):

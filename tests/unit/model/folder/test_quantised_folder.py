@@ -218,6 +218,6 @@ def test_a_folder_that_lacks_a_part_is_refused(tmp_path):
     drop(tmp_path / "int8", QUERY)
     assert QUERY in complaint(tmp_path / "int8")
     change_config(tmp_path / "int8", quantised="DROP")
-    assert "does not say which model was quantised" in complaint(tmp_path / "int8")
-    with pytest.raises(UserError, match="quantised, and cannot learn"):
+    assert "does not name the original model" in complaint(tmp_path / "int8")
+    with pytest.raises(UserError, match="quantised, so it cannot learn"):
         architecture_of("bertsmith-quantised")

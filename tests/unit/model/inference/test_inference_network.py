@@ -234,7 +234,7 @@ def test_signed_inputs_that_are_moved_up_give_the_same(stream, monkeypatch, dtyp
     assert relative_error(found[1].float(), found[0].float()) < tolerance
 
 
-@pytest.mark.skipif(not has_int8_products(), reason="this CPU has no 8-bit products")
+@pytest.mark.skipif(not has_int8_products(), reason="this CPU does not have 8-bit products")
 def test_eight_bits_are_faster(stream, one_thread):
     # By two to three times; inputs of the wrong type go to a kernel that takes ten to thousands of times as
     # long, and another version of torch may want another type.

@@ -234,7 +234,7 @@ def test_cells_as_wide_as_a_direction_are_not_projected():
 @pytest.mark.parametrize(
     ("sizes", "wrong"),
     [
-        ({"hidden_size": 33}, "width of 33 has no halves"),
+        ({"hidden_size": 33}, "width of 33 cannot be halved"),
         ({"cell_size": 9}, "cells of 9 are narrower than half of the width, 16"),
     ],
 )
