@@ -30,7 +30,6 @@ the same command, given again, must end as the undisturbed one.
 """
 
 import argparse
-import json
 import os
 import random
 import re
@@ -40,15 +39,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import torch
-from safetensors.torch import load_file
-from torch import Tensor
+from same_bits import contents
 
 from bertsmith.training.checkpoint_storage import saved_steps, step_folder
 from bertsmith.training.journal import read_metrics
@@ -72,10 +69,8 @@ FINETUNING_SETTINGS = (
     *(f"run.examples={EXAMPLES_A_STEP}", "run.device=cpu", "run.evaluations=8", "run.keep=best"),
     *("optim.peak_lr=1e-4", "text.longest=16"),
 )
-CLOCK = {"seconds", "first_step_seconds", "tokens_per_second", "input_wait", "mfu"}
-"""What the clock decides in a line of metrics; in a saved state also the time waited for batches."""
-CLOCK_FILES = {"card.md", "curves.png"}
-"""The card of a model says how many seconds its training took, and so does the title of its curves."""
+UNDISTURBED = Path("undisturbed") / "job"
+"""Folder of a job; the disturbed one has the same name, for files may tell it."""
 WRITES_TO_HIT = 3
 LONGEST_START_SECONDS = 8.0
 LONGEST_WAIT_INSIDE_A_WRITE_SECONDS = 0.03
@@ -144,7 +139,7 @@ def main() -> None:
         if options.job == "study":
             sys.exit(kill_a_study(options, Path(folder)))
         undisturbed = JOBS[options.job](options, Path(folder))
-        disturbed = replace(undisturbed, out=folder_of(undisturbed, "disturbed"))
+        disturbed = replace(undisturbed, out=Path(folder) / "disturbed" / undisturbed.out.name)
         chance = random.Random(options.seed)
         if options.faults:
             sys.exit(fail_and_repeat(undisturbed, disturbed, options.faults, chance))
@@ -152,7 +147,7 @@ def main() -> None:
         if undisturbed.is_run:
             kill_again_and_again(disturbed, kills)
             finish(disturbed)
-            differences = list(compare(undisturbed.out, disturbed.out))
+            differences = differing(undisturbed.out, disturbed.out)
         else:
             differences = kill_and_repeat(undisturbed, disturbed, kills)
         left = disturbed.half_written()
@@ -169,13 +164,13 @@ def main() -> None:
 def pretraining(options: argparse.Namespace, folder: Path) -> Job:
     """A small BERT of two stages of lengths."""
     words = ("pretrain", RECIPE, "--store", str(options.store), "--steps", str(options.steps))
-    return Job(words, PRETRAINING_SETTINGS, folder / "undisturbed")
+    return Job(words, PRETRAINING_SETTINGS, folder / UNDISTURBED)
 
 
 def finetuning(options: argparse.Namespace, folder: Path) -> Job:
     """Our own model, which has to tell sentences with a river from those with a king."""
     words = ("finetune", "custom", *columns(folder), "--epochs", epochs(options.steps))
-    return asked_to_save(Job(words, FINETUNING_SETTINGS, folder / "undisturbed"))
+    return asked_to_save(Job(words, FINETUNING_SETTINGS, folder / UNDISTURBED))
 
 
 def distilling(options: argparse.Namespace, folder: Path) -> Job:
@@ -189,7 +184,7 @@ def distilling(options: argparse.Namespace, folder: Path) -> Job:
         "--store",
     )
     words += (str(options.store), "--steps", str(options.steps))
-    return Job(words, PRETRAINING_SETTINGS, folder / "undisturbed")
+    return Job(words, PRETRAINING_SETTINGS, folder / UNDISTURBED)
 
 
 def distilling_a_task(options: argparse.Namespace, folder: Path) -> Job:
@@ -197,7 +192,7 @@ def distilling_a_task(options: argparse.Namespace, folder: Path) -> Job:
     model, tuned = small_model(options, folder), tuned_model(options, folder)
     words: tuple[str, ...] = ("distill", "--teacher", str(tuned), "--student", str(model), "--task", "custom")
     words += ("--data", str(table(folder)), "--epochs", epochs(options.steps))
-    job = asked_to_save(Job(words, FINETUNING_SETTINGS, folder / "undisturbed"))
+    job = asked_to_save(Job(words, FINETUNING_SETTINGS, folder / UNDISTURBED))
     return replace(job, write_seconds=LONGEST_WAIT_INSIDE_A_WRITE_SECONDS)
 
 
@@ -207,7 +202,7 @@ def pruning(options: argparse.Namespace, folder: Path, *how: str) -> Job:
     words += ("--data", str(table(folder)))
     words += how or ("--drop-layers", "3", "--heads", "0.4", "--ffn", "0.5", "--rounds", "2")
     words += ("--epochs", epochs(options.steps / 4))
-    return Job(words, (*FINETUNING_SETTINGS, "run.keep=last"), folder / "undisturbed", is_run=False)
+    return Job(words, (*FINETUNING_SETTINGS, "run.keep=last"), folder / UNDISTURBED, is_run=False)
 
 
 def pruning_weights(options: argparse.Namespace, folder: Path) -> Job:
@@ -222,7 +217,7 @@ def of_a_tuned_model(*words: str, out_option: str = "--out") -> Callable[[argpar
     def make(options: argparse.Namespace, folder: Path) -> Job:
         model, data = tuned_model(options, folder), str(table(folder))
         given = (words[0], "--model", str(model), *(data if word == "TABLE" else word for word in words[1:]))
-        return Job(given, (), folder / "undisturbed", is_run=False, out_option=out_option)
+        return Job(given, (), folder / UNDISTURBED, is_run=False, out_option=out_option)
 
     return make
 
@@ -230,7 +225,7 @@ def of_a_tuned_model(*words: str, out_option: str = "--out") -> Callable[[argpar
 def exporting_checkpoints(options: argparse.Namespace, folder: Path) -> Job:
     """The kept checkpoints of a small model, each as a model folder."""
     words = ("checkpoint", "export", str(small_model(options, folder)), "--all")
-    return Job(words, (), folder / "undisturbed", is_run=False)
+    return Job(words, (), folder / UNDISTURBED, is_run=False)
 
 
 def tuning(*words: str, task: str = "custom") -> Callable[[argparse.Namespace, Path], Job]:
@@ -239,7 +234,7 @@ def tuning(*words: str, task: str = "custom") -> Callable[[argparse.Namespace, P
     def make(options: argparse.Namespace, folder: Path) -> Job:
         given = ("finetune", task, "--model", str(small_model(options, folder)), *columns(folder))
         return Job(
-            (*given, "--epochs", "0.05", *words), FINETUNING_SETTINGS, folder / "undisturbed", is_run=False
+            (*given, "--epochs", "0.05", *words), FINETUNING_SETTINGS, folder / UNDISTURBED, is_run=False
         )
 
     return make
@@ -249,7 +244,7 @@ def sweeping(options: argparse.Namespace, folder: Path) -> Job:
     """Four tiny pre-training runs."""
     words = ("pretrain", RECIPE, "--store", str(options.store), "--steps", "6", "--sweep")
     words += ("optim.peak_lr=1e-3,2e-3", "--sweep", "batch.sequences=8,16")
-    return Job(words, PRETRAINING_SETTINGS, folder / "undisturbed", is_run=False)
+    return Job(words, PRETRAINING_SETTINGS, folder / UNDISTURBED, is_run=False)
 
 
 def glue(options: argparse.Namespace, folder: Path) -> Job:
@@ -266,7 +261,7 @@ def glue(options: argparse.Namespace, folder: Path) -> Job:
             (folder / "glue" / name / f"{split}.tsv").write_text("\n".join(lines) + "\n")
     words = ("glue", "--model", str(small_model(options, folder)), "--data", str(folder / "glue"))
     words += ("--tasks", "rte,sst2", "--seeds", "2", "--epochs", "0.5")
-    return Job(words, FINETUNING_SETTINGS, folder / "undisturbed", is_run=False)
+    return Job(words, FINETUNING_SETTINGS, folder / UNDISTURBED, is_run=False)
 
 
 def looking(options: argparse.Namespace, folder: Path) -> Job:
@@ -275,14 +270,14 @@ def looking(options: argparse.Namespace, folder: Path) -> Job:
     lines = [line.split("\t")[0] for line in table(folder).read_text().splitlines()[1:41]]
     text.write_text("\n".join(map("\t".join, zip(lines[::2], lines[1::2], strict=True))) + "\n")
     words = ("look", "surface", "--model", str(small_model(options, folder)), "--input", str(text))
-    return Job(words, (), folder / "undisturbed", is_run=False)
+    return Job(words, (), folder / UNDISTURBED, is_run=False)
 
 
 def featuring(options: argparse.Namespace, folder: Path) -> Job:
     """A vector for each token of the table."""
     words = ("features", "--model", str(small_model(options, folder)), "--input", str(table(folder)))
     words += ("--text", "text", "--layers", "last", "--combine", "concat")
-    return Job(words, (), folder / "undisturbed", is_run=False)
+    return Job(words, (), folder / UNDISTURBED, is_run=False)
 
 
 def feature_table(options: argparse.Namespace, folder: Path) -> Job:
@@ -298,7 +293,7 @@ def feature_table(options: argparse.Namespace, folder: Path) -> Job:
         (place / f"{name}.txt").write_text("\n\n".join(map("\n".join, tagged)) + "\n")
     words = ("features-table", "ner", "--model", str(small_model(options, folder)), "--data", str(place))
     words += ("--seeds", "1", "--epochs", "0.5")
-    return Job(words, (*FINETUNING_SETTINGS, "features.width=16"), folder / "undisturbed", is_run=False)
+    return Job(words, (*FINETUNING_SETTINGS, "features.width=16"), folder / UNDISTURBED, is_run=False)
 
 
 JOBS: dict[str, Callable[[argparse.Namespace, Path], Job]] = {
@@ -368,10 +363,6 @@ def epochs(steps: float) -> str:
 
 def asked_to_save(job: Job) -> Job:
     return replace(job, saves_when_asked=True, write_seconds=LONGEST_WAIT_INSIDE_A_LARGE_WRITE_SECONDS)
-
-
-def folder_of(job: Job, name: str) -> Path:
-    return job.out.with_name(name)
 
 
 def finish(job: Job) -> float:
@@ -450,7 +441,7 @@ def kill_and_repeat(undisturbed: Job, job: Job, kills: Kills) -> list[str]:
             if process.returncode and b"already exists" not in complaint:
                 sys.exit(f"exit status {process.returncode} after {hits} kills\n{complaint.decode()}")
             ends += 1
-            found = list(differing_files(undisturbed.out, job.out))
+            found = differing(undisturbed.out, job.out)
             print(f"         finished, differing files: {' '.join(found) or 'none'}", flush=True)
             differences += found
             shutil.rmtree(job.out)
@@ -505,7 +496,7 @@ def repeat_to_the_end(undisturbed: Job, job: Job) -> list[str]:
     if process.returncode and b"already exists" not in complaint:
         return [f"then exit status {process.returncode}: {complaint.decode().splitlines()[-1:]}"]
     left = list(job.half_written().values())
-    return [*differing_contents(undisturbed.out, job.out), *(f"{name} is left" for name in left)]
+    return [*differing(undisturbed.out, job.out), *(f"{name} is left" for name in left)]
 
 
 def await_end(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -608,7 +599,8 @@ def kill_a_study(options: argparse.Namespace, folder: Path) -> int:
     }
     given = {"recipe": RECIPE, "store": options.store.resolve(), "table": table(folder), **values}
     file.write_text(STUDY.format(**given), encoding="utf-8")
-    words = ("study", "run", str(file), "--devices", "cpu", "--threads", "1", "--out", str(folder / "report"))
+    words = ("study", "run", str(file), "--devices", "cpu", "--threads", "1", "--keep-models")
+    words += ("--out", str(folder / "report"))
     alone = Job((*words, "--together", "1"), (), folder / "alone", out_option="--cells", is_run=False)
     beside = replace(alone, words=(*words, "--together", "2"), out=folder / "beside")
     seconds, wrong, known = finish(alone), list[str](), dict[Path, int]()
@@ -657,124 +649,42 @@ def begun_in(cells: Path) -> tuple[int, int]:
 
 
 def differing_cells(one: Path, other: Path) -> list[str]:
-    """What differs between the cells of two studies: models, metrics, failures and what they are."""
+    """Cells of two studies that differ: in their models, predictions, metrics, or in what they are."""
     names = sorted({each.name for place in (one, other) for each in place.iterdir()})
     models = sum(len(list(place.glob("*/run/model/model.safetensors"))) for place in (one, other))
     print(f"comparing {len(names)} cells with {models} models")
-    return [name for name in names if cell_contents(one / name) != cell_contents(other / name)]
+    return [name for name in names if lasting_of_cell(one / name) != lasting_of_cell(other / name)]
 
 
-def cell_contents(cell: Path) -> dict[str, Any]:
-    """What a cell came to, without seconds and without who worked beside it."""
-    files = {each.name: each.read_bytes() for each in cell.glob("run/model/*.safetensors")}
-    read = {name: json.loads((cell / name).read_text()) for name in CELL_FILES if (cell / name).exists()}
-    if failure := read.get("failure.json"):
-        # A diverged run goes back to its last state, and the step of that depends on where it was stopped.
-        failure["reason"] = re.sub(r"\d+", "N", failure["reason"])
-    without = {
-        name: {key: each for key, each in values.items() if key not in CLOCK} for name, values in read.items()
-    }
-    return {**files, **without}
+def lasting_of_cell(cell: Path) -> dict[str, str]:
+    """The hashes of what a cell came to, without who worked beside it.
 
-
-CELL_FILES = ("cell.json", "result.json", "failure.json")
+    Of failures only that they are there: the step at which a run diverged depends on where it was stopped.
+    """
+    kept = ("cell.json", "result.json", "run/model/model.safetensors", "run/predictions-")
+    found = {name: each for name, each in contents(cell).items() if name.startswith(kept)}
+    return found | ({"failure": ""} if (cell / "failure.json").exists() else {})
 
 
 # ---- comparison
 
 
-def compare(one: Path, other: Path) -> Iterator[str]:
-    """What differs between two finished runs."""
-    yield from differing_lines(lines_of(one), lines_of(other))
-    steps = [saved_steps(run / "checkpoints")[-1] for run in (one, other)]
-    if steps[0] != steps[1]:
-        yield f"the last states are of the steps {steps[0]} and {steps[1]}"
-    states = [step_folder(run / "checkpoints", step) for run, step in zip((one, other), steps, strict=True)]
-    yield from differing_tensors("state", *map(tensors_of, states))
-    yield from differing_tensors("model", *(tensors_of(run / "model") for run in (one, other)))
-    if remembered(states[0]) != remembered(states[1]):
-        yield "position, window, norms or held-out results in state.json"
+def differing(one: Path, other: Path) -> list[str]:
+    """Files of two jobs that differ in more than what the clock decides, and lines of their journals."""
+    ones, others = (lasting(each) for each in (one, other))
+    print(f"comparing {len(ones)} and {len(others)} files and lines")
+    return sorted(name for name in ones.keys() | others.keys() if ones.get(name) != others.get(name))
 
 
-def differing_files(one: Path, other: Path) -> Iterator[str]:
-    """Files that are in one folder alone, or not the same in both."""
-    ones, others = (
-        {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        for folder in (one, other)
-    )
-    for name in sorted(ones.keys() | others.keys()):
-        if (
-            name not in ones
-            or name not in others
-            or Path(name).name not in CLOCK_FILES
-            and ones[name].read_bytes() != others[name].read_bytes()
-        ):
-            yield name
-
-
-def differing_contents(one: Path, other: Path) -> Iterator[str]:
-    """Files that differ in more than what the clock decides, and in more than where they lie."""
-    for name in differing_files(one, other):
-        files = [folder / name for folder in (one, other)]
-        if ".tfevents." in name:  # a name tells the second and the process
-            continue
-        if not all(file.is_file() for file in files) or len({*map(timeless, files)}) > 1:
-            yield name
-
-
-def timeless(file: Path) -> str:
-    """The text of a file without seconds and without the names of the two folders."""
-    if file.name == "checksums.json" or file.suffix == ".png":  # of what tells seconds
-        return ""
-    if file.suffix in (".safetensors", ".npy"):
-        return str(file.read_bytes())
-    lines = [line for line in file.read_text().splitlines() if '"kind": "event"' not in line]
-    text = "\n".join(lines).replace("undisturbed", "disturbed")
-    if "| seconds |" in text:  # of a table
-        at = next(line for line in text.splitlines() if "| seconds |" in line).split("|").index(" seconds ")
-        rows = (line.split("|") for line in text.splitlines())
-        text = "\n".join("|".join((*row[:at], *row[at + 1 :])) for row in rows)
-    for key in CLOCK | {"since", "waited"}:
-        text = re.sub(rf'"{key}": [-\d.e]+', f'"{key}": 0', text)
-    return re.sub(r"\d[\d.,]* (s|seconds?|minutes?)\b", "0 s", text)
-
-
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    """The measurements of a run without what the clock decides."""
-    lines = [line for line in read_metrics(run) if line["kind"] != "event"]
-    return [{key: value for key, value in line.items() if key not in CLOCK} for line in lines]
-
-
-def differing_lines(ones: list[dict[str, Any]], others: list[dict[str, Any]]) -> Iterator[str]:
-    print(f"comparing {len(ones)} and {len(others)} lines of measurements")
-    if len(ones) != len(others):
-        yield f"{len(ones)} and {len(others)} lines of measurements"
-    for one, other in zip(ones, others, strict=False):
-        if one != other:
-            yield f"measurements: {one} and {other}"
-
-
-def tensors_of(folder: Path) -> dict[str, Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    return {name: tensor for file in files for name, tensor in load_file(file).items()}
-
-
-def differing_tensors(kind: str, ones: dict[str, Tensor], others: dict[str, Tensor]) -> Iterator[str]:
-    print(f"comparing {len(ones)} and {len(others)} tensors of the {kind}")
-    for name in sorted(ones.keys() | others.keys()):
-        if name not in ones or name not in others or not torch.equal(ones[name], others[name]):
-            yield f"{kind}: {name}"
-
-
-def remembered(state: Path) -> dict[str, Any]:
-    """What a state remembers beside its tensors, without what the clock decides."""
-    scalars = json.loads((state / "state.json").read_text())["scalars"]
-    without = CLOCK | {"since", "waited"}
+def lasting(folder: Path) -> dict[str, str]:
+    """The hashes of what a job leaves; of its states of the last, for kills decide which others there are."""
+    steps = saved_steps(folder / "checkpoints")
+    last = f"checkpoints/{step_folder(folder, steps[-1]).name}/" if steps else ""
+    found = contents(folder, events=False)
     return {
-        key: {name: each for name, each in value.items() if name not in without}
-        if isinstance(value, dict)
-        else value
-        for key, value in scalars.items()
+        name: each
+        for name, each in found.items()
+        if not name.startswith("checkpoints/") or name.startswith(last)
     }
 
 

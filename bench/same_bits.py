@@ -233,8 +233,8 @@ def compare(before: Path, after: Path) -> int:
     return int(bool(wrong))
 
 
-def contents(folder: Path) -> dict[str, str]:
-    """A hash of every file of a run, of JSON by its lines, without what the clock decides."""
+def contents(folder: Path, *, events: bool = True) -> dict[str, str]:
+    """A hash of every file of a job, of JSON by its lines, without what the clock decides."""
     found = {}
     for file in sorted(each for each in folder.rglob("*") if each.is_file()):
         if file.suffix in SKIPPED or file.name in OF_THE_CODE or "tfevents" in file.name:
@@ -243,6 +243,7 @@ def contents(folder: Path) -> dict[str, str]:
         if file.suffix in {".json", ".jsonl"}:
             text = file.read_text(encoding="utf-8").replace(str(folder.parent), "")
             parts = text.splitlines() if file.suffix == ".jsonl" else [text]
+            parts = [part for part in parts if events or '"kind": "event"' not in part]
             for number, part in enumerate(parts):
                 value = json.dumps(without_clock(json.loads(part)), sort_keys=True)
                 found[f"{name}:{number}"] = hashlib.sha256(value.encode()).hexdigest()

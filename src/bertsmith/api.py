@@ -37,8 +37,15 @@ from bertsmith.finetuning.predict import predict as run_prediction
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
-from bertsmith.studies.pretraining_sweep import PretrainingTrial, run_sweep
-from bertsmith.studies.sweep import Stopped, best_of, run_trials, spreads_of
+from bertsmith.studies.scheduler import Stopped
+from bertsmith.studies.sweep import (
+    PretrainingTrial,
+    best_of,
+    ran_to_their_end,
+    run_sweep,
+    run_trials,
+    spreads_of,
+)
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.early_stopping import EarlyStopping
@@ -164,7 +171,7 @@ def _study_run(folder: Path, results: dict[str, FinetuningResult], request: Fine
         return replace(runs[best], trials=(runs[best], *others))
     means = {
         split: {name: spread.mean for name, spread in spreads.items()}
-        for split, spreads in spreads_of([*results.values()]).items()
+        for split, spreads in spreads_of(ran_to_their_end(results.values())).items()
     }
     steps, seconds = sum(each.steps for each in runs.values()), sum(each.seconds for each in runs.values())
     return TrainingRun(folder, True, means, steps, seconds, tuple(runs.values()))
@@ -193,7 +200,7 @@ def pretrain(request: PretrainRequest) -> TrainingRun:
         if trials := request.trials():
             for each in trials:
                 shown |= declaration(each.recipe).own
-            return _sweep_run(out, trials, store=store, callback=callback)
+            return _sweep_run(out, trials, callback)
         stopping = EarlyStopping(if_flat=request.stop_if_flat)
         recipe = request.recipe_for(callback.on_message)
         shown |= declaration(recipe).own
@@ -208,22 +215,20 @@ def pretrain(request: PretrainRequest) -> TrainingRun:
     )
 
 
-def _sweep_run(
-    out: Path, trials: Sequence[PretrainingTrial], *, store: Path, callback: ProgressCallback
-) -> TrainingRun:
+def _sweep_run(out: Path, trials: Sequence[PretrainingTrial], callback: ProgressCallback) -> TrainingRun:
     """Return the best run of a sweep, with all the others."""
     try:
-        outcomes = run_sweep(trials, store=store, callback=callback)
+        outcomes = run_sweep(trials, callback)
     except Stopped:
         return TrainingRun(out, False, {}, 0, 0.0)
     runs = tuple(
         TrainingRun(
             each.folder,
-            not each.early_end,
+            not (each.early_end or each.failure),
             {"held-out": each.held_out},
             each.steps,
             each.seconds,
-            early_end=each.early_end,
+            early_end=each.early_end or each.failure,
         )
         for each in outcomes
     )

@@ -376,7 +376,7 @@ def stoppable(
     study: "Callable[[ProgressCallback], Result]", line: Line = live_line, *, as_json: bool
 ) -> "Result":
     """Show the progress of a study and return its result; if stopped, print the current run and exit."""
-    from bertsmith.studies.sweep import Stopped
+    from bertsmith.studies.scheduler import Stopped
 
     try:
         with progress_display(line, as_json=as_json) as callback:
@@ -397,7 +397,8 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
     if as_json:
         runs = {name: result.metrics for name, result in results.items()}
         summary = {"finished": True, "runs": runs, "best": best, "spreads": sweep.plain_spreads(spreads)}
-        print_json({**summary, "baselines": baselines, "ended_early": sweep.early_ends(results)})
+        ends = {"ended_early": sweep.early_ends(results), "failed": sweep.failures(results)}
+        print_json({**summary, "baselines": baselines, **ends})
         return
     for name, result in results.items():
         echo(f"{name}: {_run_text(result)}")
@@ -419,6 +420,8 @@ def show_many(results: "dict[str, FinetuningResult]", *, as_json: bool) -> None:
 
 def _run_text(result: "FinetuningResult") -> str:
     """Format the result of a run on its first split; the others are in the run's folder."""
+    if result.failure:
+        return f"failed: {result.failure}"
     if not result.metrics:
         return "finished, without a development set"
     split, metrics = next(iter(result.metrics.items()))

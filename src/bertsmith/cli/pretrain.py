@@ -1,7 +1,7 @@
 """`bertsmith pretrain`: train a model from a token store."""
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from bertsmith.pretraining.pretrain import PretrainingResult
     from bertsmith.recipe.schema import Recipe
-    from bertsmith.studies.pretraining_sweep import PretrainingTrial, TrialOutcome
+    from bertsmith.studies.sweep import PretrainingTrial
     from bertsmith.training.early_stopping import EarlyStopping
 
 
@@ -103,14 +103,14 @@ class PretrainRequest(options.Machine):
         """Return the runs of the sweep; none if no sweep is requested."""
         if self.sweep is None:
             return []
-        from bertsmith.studies.pretraining_sweep import points_of, trials_of
+        from bertsmith.studies.sweep import points_of, trials_of
 
         check_one_budget(steps=self.steps, tokens=self.tokens, minutes=self.minutes)
         if str(self.recipe) == AUTO:
             remedy = "sweep over a preset, or over the recipe.toml in the folder of a run of auto"
             raise UserError("auto chooses one recipe", key="sweep", remedy=remedy)
         loaded = partial(self._loaded, self.recipe, ())
-        return trials_of(points_of(self.sweep), loaded, out=Path(self.out))
+        return trials_of(points_of(self.sweep), loaded, store=Path(self.store), out=Path(self.out))
 
     def _loaded(
         self, base: "Path | str", below: "Sequence[tuple[str, str]]" = (), swept: "Sequence[str]" = ()
@@ -148,7 +148,7 @@ def pretrain(request: PretrainRequest, as_json: options.JsonLines = False) -> No
     """
     started = time.monotonic()  # a budget in minutes includes the seconds in which torch loads
     if trials := request.trials():
-        _sweep(trials, store=Path(request.store), as_json=as_json)
+        _sweep(trials, as_json=as_json)
         return
     from bertsmith.training.early_stopping import EarlyStopping
 
@@ -211,26 +211,24 @@ def chosen_recipe(
     return load_recipe(recipe, settings, options=[*options, one_stage], swept=swept)
 
 
-def _sweep(trials: "Sequence[PretrainingTrial]", *, store: Path, as_json: bool) -> None:
+def _sweep(trials: "Sequence[PretrainingTrial]", *, as_json: bool) -> None:
     """Run a grid of settings and print its table."""
     from bertsmith.objectives.registry import declaration
-    from bertsmith.studies.pretraining_sweep import run_sweep
+    from bertsmith.studies.sweep import run_sweep
 
     shown = {name: each for trial in trials for name, each in declaration(trial.recipe).own.items()}
-    outcomes = stoppable(
-        lambda callback: run_sweep(trials, store=store, callback=callback),
-        partial(live_line, shown),
-        as_json=as_json,
-    )
+    outcomes = stoppable(partial(run_sweep, trials), partial(live_line, shown), as_json=as_json)
     show_sweep(outcomes, trials[0].recipe, as_json=as_json)
 
 
-def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json: bool) -> None:
+def show_sweep(outcomes: "Sequence[PretrainingResult]", recipe: "Recipe", *, as_json: bool) -> None:
     """Print the result of each run of a sweep, the best first."""
     place = outcomes[0].folder.parent
     if as_json:
-        rows = [{**asdict(each), "folder": str(each.folder)} for each in outcomes]
-        best = "" if outcomes[0].early_end else outcomes[0].name
+        from bertsmith.studies.sweep import row_of
+
+        rows = [{**row_of(each), "folder": str(each.folder)} for each in outcomes]
+        best = "" if outcomes[0].early_end else outcomes[0].folder.name
         print_json({"state": "finished", "best": best, "runs": rows})
         return
     from bertsmith.objectives.registry import declaration
@@ -238,20 +236,22 @@ def show_sweep(outcomes: "Sequence[TrialOutcome]", recipe: "Recipe", *, as_json:
     fixed = (each for each in declaration(recipe).fixed.values() if each.short)
     columns = {"fixed loss" if each.short == LOSS.short else each.short: each for each in fixed}
     columns |= {"own loss": LOSS}
-    width = max(len("run"), *(len(each.name) for each in outcomes))
+    width = max(len("run"), *(len(each.folder.name) for each in outcomes))
     echo(f"{'run':<{width}}  {'steps':>9}  " + "  ".join(f"{title:>14}" for title in columns))
     for each in outcomes:
         cells = [
             metric.text(each.held_out[metric.name]) if metric.name in each.held_out else "-"
             for metric in columns.values()
         ]
-        line = f"{each.name:<{width}}  {each.steps:>9,}  " + "  ".join(f"{cell:>14}" for cell in cells)
-        echo(f"{line}  ended early" if each.early_end else line)
+        line = f"{each.folder.name:<{width}}  {each.steps:>9,}  " + "  ".join(f"{cell:>14}" for cell in cells)
+        echo(line + ("  ended early" if each.early_end else "  failed" if each.failure else ""))
     for each in outcomes:
         if each.early_end:
-            echo(f"{each.name} was ended early: {each.early_end}")
+            echo(f"{each.folder.name} was ended early: {each.early_end}")
+        if each.failure:
+            echo(f"{each.folder.name} failed: {each.failure}")
     if not outcomes[0].early_end:
-        echo(f"best: {outcomes[0].name} ({outcomes[0].folder / 'model'})")
+        echo(f"best: {outcomes[0].folder.name} ({outcomes[0].folder / 'model'})")
     if (place / "sweep.png").exists():
         echo(f"picture: {place / 'sweep.png'}")
 

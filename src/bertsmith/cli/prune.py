@@ -140,23 +140,23 @@ def prune(request: PruneRequest, as_json: options.Json = False) -> None:
 
 def run_rounds(asked: PruneRequest, *, as_json: bool) -> "PruningResult":
     """Remove heads and neurons in rounds."""
-    from bertsmith.studies.pruning import PruningRequest, Removal, prune, pruning_recipe, task_of_model
+    from bertsmith.studies.pruning import PruningJob, Removal, prune, pruning_recipe, task_of_model
 
     rounds = (asked.rounds or 4) if asked.heads or asked.ffn else 1
     layers, widths = numbered_layers(asked.drop_layers), asked.widths or "equal"
-    removal = Removal(asked.heads, asked.ffn, widths, layers, rounds, asked.examples or 1024)
+    trains, examples = asked.epochs != 0, asked.examples or 1024
+    removal = Removal(asked.heads, asked.ffn, widths, layers, rounds, examples, trains=trains)
     task, config = task_of_model(asked.places[0], asked.task)
     given = replace(asked, epochs=asked.epochs or 1.0).given()
     recipe = pruning_recipe(task, config, lines_of(asked.settings), options=given)
-    trains = asked.epochs != 0
-    request = PruningRequest(task, *asked.places, removal, recipe, trains=trains, skip_bad=asked.skip_bad)
-    return stoppable(lambda callback: prune(request, callback), as_json=as_json)
+    job = PruningJob(task, *asked.places, recipe, asked.skip_bad)
+    return stoppable(lambda callback: prune(job, removal, callback), as_json=as_json)
 
 
 def run_magnitude(asked: PruneRequest, *, as_json: bool) -> "list[SparseResult]":
     """Set single weights to zero."""
-    from bertsmith.studies.magnitude_pruning import RETRAINING, MagnitudeRequest, prune_by_magnitude
-    from bertsmith.studies.pruning import task_to_train
+    from bertsmith.studies.magnitude_pruning import RETRAINING, Sparsities, prune_by_magnitude
+    from bertsmith.studies.pruning import PruningJob, task_to_train
 
     if not (sparsities := listed_fractions(asked.sparsity)):
         what = "needs the fraction of the weights to set to zero"
@@ -176,16 +176,9 @@ def run_magnitude(asked: PruneRequest, *, as_json: bool) -> "list[SparseResult]"
     gradual = [("`sparsity`", f"sparse.gradual={sparsities[0]}")] if asked.rewind is None else []
     given = [*asked.given(), *gradual]
     task, recipe = task_to_train(asked.places[0], asked.task, lines_of(asked.settings), options=given)
-    request = MagnitudeRequest(
-        task,
-        *asked.places,
-        recipe,
-        sparsities=sparsities,
-        retraining=methods,  # type: ignore[arg-type]  # checked above
-        rounds=asked.rounds or 1,
-        skip_bad=asked.skip_bad,
-    )
-    return stoppable(lambda callback: prune_by_magnitude(request, callback), as_json=as_json)
+    job = PruningJob(task, *asked.places, recipe, asked.skip_bad)
+    wanted = Sparsities(sparsities, methods, asked.rounds or 1)  # type: ignore[arg-type]  # checked above
+    return stoppable(lambda callback: prune_by_magnitude(job, wanted, callback), as_json=as_json)
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ and the input of a step.
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from math import inf
 from pathlib import Path
 
 from bertsmith.core.errors import UserError
@@ -44,7 +43,6 @@ from bertsmith.training.job import (
     Start,
     run_job,
 )
-from bertsmith.training.journal import read_metrics
 from bertsmith.training.optimizers import learning_rate, without_short_warmup
 from bertsmith.training.run_folder import RunFolder
 from bertsmith.training.trainer import Progress, StepInput
@@ -83,6 +81,8 @@ class FinetuningResult:
     """Learned weights of a weighted sum of frozen layers: the fraction of each, and the scale of all."""
     main_process: bool = True
     """True in the process that prints messages."""
+    failure: str = ""
+    """Reason why a run of several has no result, or ""."""
 
     @property
     def deciding(self) -> tuple[Metric, float] | None:
@@ -138,13 +138,6 @@ def result_of(folder: Path, ending: Ending) -> FinetuningResult:
     )
 
 
-def evaluated_values(folder: Path, metric: Metric) -> list[float]:
-    """Return the deciding metric at each evaluation after a step; NaN counts as the worst value."""
-    worst = -inf if metric.larger_is_better else inf
-    lines = [line for line in read_metrics(folder) if line["kind"] == "held-out" and line["step"]]
-    return [worst if line[metric.name] is None else line[metric.name] for line in lines]
-
-
 # ---- the request
 
 
@@ -187,10 +180,7 @@ class FinetuningRequest:
         budget, metric = run.budget, run.model.config.deciding_metric
         best = BestWeights(run.folder.path, run.model.objective, metric, run.world)
         evaluation = TaskEvaluation(run, best if settings.keep == "best" else None, ends)
-        values = partial(evaluated_values, run.folder.path, metric)
-        judge = Patience(
-            evaluation.best, settings.patience, metric, settings.evaluations, self.stopping, values
-        )
+        judge = Patience(evaluation.best, settings.patience, metric, run.folder.path, self.stopping)
 
         sparse = SparseTraining(run) if recipe.sparse != SparseSection() else None
 

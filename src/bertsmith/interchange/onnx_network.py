@@ -17,7 +17,7 @@ from torch import nn
 from bertsmith.interchange.onnx_graph import IR_VERSION, OPSET, Graph, Value
 from bertsmith.model.attention.rotary import NormalisedRotary, Rotary
 from bertsmith.model.attention.rule import EVERYTHING, AttentionRule
-from bertsmith.model.encoder_config import need
+from bertsmith.model.embeddings import Embeddings, PositionTable, SegmentTable
 from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Transform
 from bertsmith.model.inference.quantised_weights import QuantisedEmbedding
 from bertsmith.model.network import Network
@@ -80,8 +80,7 @@ class _NetworkWriter:
 
     def hidden_states(self) -> Value:
         """Return the last states [B, N, D]."""
-        given = self.network.encoder
-        encoder = need(given if isinstance(given, transformer.Transformer) else None, "form in ONNX")
+        encoder = transformer.as_transformer(self.network.encoder, "form in ONNX")
         hidden = self._embedded(encoder.embeddings)
         for number in encoder.order:
             block = encoder.blocks[number]
@@ -89,7 +88,7 @@ class _NetworkWriter:
             hidden = self._after_block(block, hidden)
         return self.graph.norm(encoder.final_norm, hidden)
 
-    def _embedded(self, embeddings: transformer.Embeddings) -> Value:
+    def _embedded(self, embeddings: Embeddings) -> Value:
         graph = self.graph
         summed = self._rows(embeddings.words, self.inputs.ids)
         for table in embeddings.added.values():
@@ -101,10 +100,10 @@ class _NetworkWriter:
     def _added(self, table: nn.Embedding) -> Value:
         """Return the vectors of positions, segments or task types."""
         graph = self.graph
-        if isinstance(table, transformer.PositionTable):
+        if isinstance(table, PositionTable):
             places = graph.op("Add", graph.range(self.inputs.ids), graph.integer(table.first))
             return graph.op("Gather", graph.weight(table.weight), places)
-        if isinstance(table, transformer.SegmentTable) and self.inputs.segments is not None:
+        if isinstance(table, SegmentTable) and self.inputs.segments is not None:
             return graph.op("Gather", graph.weight(table.weight), self.inputs.segments)
         return graph.weight(table.weight[0])  # the same for every token
 

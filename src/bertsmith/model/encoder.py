@@ -5,13 +5,14 @@ Shapes: T packed tokens, R of them that are requested, P predicted ones, D model
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
 from bertsmith.model.attention.watched import AttentionHeads
+from bertsmith.model.embeddings import Embeddings
 from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.packed import ALL, Layout, PackedBatch, Rows
 
@@ -68,22 +69,6 @@ class WordView(NamedTuple):
     def of(self, hidden_PD: Tensor) -> Tensor:
         """Return what is read of the states at these rows."""
         return hidden_PD if self.columns is None else hidden_PD[:, slice(*self.columns)]
-
-
-class InputParts(Protocol):
-    """The vectors that are added up for each token, and their norm."""
-
-    norm: nn.Module
-    added: nn.ModuleDict
-    """Tables beside that of words."""
-
-    def parts(self, batch: PackedBatch) -> dict[str, Tensor]:
-        """Return the vectors that are added up, by name: one for each token, or one for all."""
-        ...
-
-    def fold_segment(self) -> None:
-        """Add the first segment's vector to every position's, and drop the segments."""
-        ...
 
 
 BESIDE: dict[Direction, int] = {"both": 0, "left-to-right": -1, "right-to-left": 1}
@@ -167,7 +152,7 @@ class Encoder(nn.Module, ABC):
         return None
 
     @property
-    def input(self) -> InputParts | None:
+    def input(self) -> Embeddings | None:
         """Return the vectors that are added up for each token; None if these are only word vectors."""
         return None
 

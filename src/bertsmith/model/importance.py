@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bertsmith.model.network import Network
-from bertsmith.model.transformer.transformer import Block, with_attention
+from bertsmith.model.transformer.transformer import Block, as_transformer
 from bertsmith.packed import ALL, Layout, PackedBatch
 
 
@@ -84,7 +84,7 @@ def importance_gates(network: Network) -> Iterator[ImportanceGates]:
     """
     gates = ImportanceGates(network)
     hooks = []
-    for block in with_attention(network.encoder).own_blocks():
+    for block in as_transformer(network.encoder, "attention heads").own_blocks():
         hooks += _gate_block(block, gates)
     try:
         yield gates

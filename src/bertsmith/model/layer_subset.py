@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from copy import deepcopy
 
+from bertsmith.model.embeddings import PositionTable
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.network import Network
-from bertsmith.model.transformer.transformer import PositionTable
 
 
 def evenly_spaced(layers: int, wanted: int) -> tuple[int, ...]:

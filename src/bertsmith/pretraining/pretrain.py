@@ -73,21 +73,28 @@ class PretrainingResult:
 
     folder: Path
     state: Literal["finished", "stopped"]
-    steps: int
-    tokens: int
-    seconds: float
     declared: Declaration = field(repr=False)
     """Declaration of the run's metrics."""
-    held_out: dict[str, float]
-    unigram_entropy: float
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    held_out: dict[str, float] = field(default_factory=dict)
+    unigram_entropy: float = 0.0
     """Loss of a model that only knows token frequencies."""
-    saved_step: int
+    saved_step: int = 0
     """Step that the same command would resume from, or 0."""
-    main_process: bool
+    main_process: bool = True
     held_out_before: dict[str, float] = field(default_factory=dict)
     """Metrics of the initial model on the same sequences; empty for a run from scratch."""
     early_end: str = ""
-    """Reason why a stopped run was ended early (`EarlyStopping`)."""
+    """Reason why a run was ended early (`EarlyStopping`), or ""."""
+    failure: str = ""
+    """Reason why a run of several has no result, or ""."""
+
+    @property
+    def finished(self) -> bool:
+        """True if the run has come to its end, which may have been early."""
+        return self.state == "finished"
 
 
 def pretrain(  # noqa: PLR0913 - what a command was told, and when
@@ -131,7 +138,7 @@ def _result_of(request: "PretrainingRequest", ending: Ending) -> PretrainingResu
         saved_step=ending.saved_step,
         main_process=ending.main,
         held_out_before=found["metrics"].get("held-out before", {}),
-        early_end=found["reason"] if stopped else "",
+        early_end=found["reason"],
     )
 
 

@@ -19,9 +19,9 @@ from bertsmith.pretraining.sample_guesses import sample_guesses
 from bertsmith.training.callbacks import outlive_sigterm
 from bertsmith.training.checkpoint import SavedState
 from bertsmith.training.curves import draw_curves, panels
-from bertsmith.training.early_stopping import EarlyStopping, EndKind, Judge
+from bertsmith.training.early_stopping import EarlyStopping, EndKind, Judge, evaluated_values
 from bertsmith.training.job import Facts, Remembered
-from bertsmith.training.journal import RunJournal, read_metrics
+from bertsmith.training.journal import RunJournal
 from bertsmith.training.optimizers import pretraining_rate
 from bertsmith.training.trainer import Progress, StepInput, StepReport
 
@@ -302,9 +302,10 @@ class LearningJudge(Judge):
     run: Run
     asked: EarlyStopping
     watch: LearningWatch = field(init=False)
-    ending: EndKind = field(default="stopped", init=False)
+    ending: EndKind = field(init=False)
 
     def __post_init__(self) -> None:
+        self.ending = "stopped" if self.asked.rule is None else "ended early"
         recipe, declared = self.run.recipe, self.run.objective.declared
         self.watch = LearningWatch(
             self.run.unigram_entropy, recipe.optim.warmup_fraction, declared.own[declared.watched]
@@ -333,8 +334,7 @@ class LearningJudge(Judge):
 
     def after_evaluation(self) -> str | None:
         """Return the reason of the rule to end the run."""
-        if self.asked.rule is None:
-            return None
-        name = self.run.objective.declared.deciding.name
-        lines = (line for line in read_metrics(self.run.folder.path) if line["kind"] == "held-out")
-        return self.asked.rule([line[name] for line in lines if line["step"]])
+        metric, rule = self.run.objective.declared.deciding, self.asked.rule
+        values = () if rule is None else list(evaluated_values(self.run.folder.path, metric).values())
+        end = None if rule is None else rule(values)
+        return None if end is None else end.reason(metric)

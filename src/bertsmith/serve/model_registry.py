@@ -22,7 +22,7 @@ from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.inference.outputs import ABILITIES
 from bertsmith.inference.text_reader import Reader
 from bertsmith.model.folder.sentence_modules import SentenceModules
-from bertsmith.model.transformer.transformer_config import TransformerConfig
+from bertsmith.model.transformer.transformer_config import with_heads
 from bertsmith.serve.api_errors import ApiError
 from bertsmith.serve.batching import BatchKey, BatchQueue, BatchReport
 from bertsmith.serve.operations import OPERATIONS
@@ -286,7 +286,7 @@ def info_of(bert: Bert, folder: Path) -> ModelInfo:
         takes_single=bert.finetuned is None or not bert.finetuned.config.pairs,
         is_finetuned=bert.finetuned is not None,
         layers=config.layers,
-        heads=config.heads if isinstance(config, TransformerConfig) else None,
+        heads=with_heads(config).heads if bert.model.network.encoder.heads else None,
         width=config.width,
         max_tokens=bert.reader.longest,
         sentence=bert.model.sentence,

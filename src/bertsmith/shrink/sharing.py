@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from bertsmith.core.errors import UserError
 from bertsmith.inference.loaded_model import Bert
 from bertsmith.model.architectures.albert import SHARED_PARTS, AlbertConfig, Sharing
+from bertsmith.model.embeddings import Embeddings
 from bertsmith.model.encoder_config import EncoderConfig
 from bertsmith.model.folder.model_folder import head_outputs
 from bertsmith.model.folder.quantised_folder import is_quantised
 from bertsmith.model.network import Network, build_network
-from bertsmith.model.transformer.transformer import Block, Embeddings, Transformer
+from bertsmith.model.transformer.transformer import Block, Transformer, as_transformer
 
 KEPT_HEADS = ("pooler", "mlm", "classify", "tag", "span", "choice")
 """Heads that an ALBERT also has, in the same form."""
@@ -58,8 +59,7 @@ def shared_network(
         wanted.remove("mlm")  # with narrower embeddings its last layer would need another shape
     outputs = head_outputs(network)
     shared = build_network(config, {head: outputs[head] for head in wanted})
-    ours, theirs = shared.encoder, network.encoder
-    assert isinstance(ours, Transformer) and isinstance(theirs, Transformer), "a BERT is to be an ALBERT"
+    ours, theirs = (as_transformer(each.encoder, "blocks") for each in (shared, network))
     with torch.no_grad():
         _fill_embeddings(ours.embeddings, theirs.embeddings)
         for number, block in enumerate(ours.own_blocks()):

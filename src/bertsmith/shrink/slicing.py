@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.core.errors import UserError
-from bertsmith.model.encoder_config import need
 from bertsmith.model.folder.quantised_folder import is_quantised
 from bertsmith.model.network import Network
-from bertsmith.model.transformer.transformer import Block, GatedFeedForward, Transformer
+from bertsmith.model.transformer.transformer import Block, GatedFeedForward, as_transformer
 from bertsmith.model.transformer.transformer_config import TransformerConfig, with_heads
 
 Numbers = tuple[int, ...]
@@ -33,8 +32,7 @@ def blocks_to_prune(network: Network) -> list[Block]:
     if is_quantised(network):
         remedy = "prune the model that it was made from, and quantise again"
         raise UserError("the model is quantised, so its weights are fixed", remedy=remedy)
-    encoder = network.encoder if isinstance(network.encoder, Transformer) else None
-    blocks = need(encoder, "heads or neurons that can be pruned").own_blocks()
+    blocks = as_transformer(network.encoder, "heads or neurons that can be pruned").own_blocks()
     for part in ("attention", "feed_forward"):
         if len({id(getattr(block, part)) for block in blocks}) < len(blocks):
             what = "some layers share a part of their weights, so pruning one layer would change others"

@@ -33,8 +33,8 @@ def _export(folder: Path, out: Path, base: Path | None) -> list[str]:
     network = bert.model.network if filled is None else filled
     if only_ours := network.config.own_settings():
         what = f"no published {config.model_type} has {', '.join(only_ours)} as set here"
-        has_graph = isinstance(config, TransformerConfig)
-        remedy = f"use it with bertsmith{', or export it with `onnx`' if has_graph else ''}"
+        graph = ", or export it with `onnx`" if network.encoder.heads else ""
+        remedy = f"use it with bertsmith{graph}"
         raise UserError(what, where=str(folder), remedy=remedy)
     whole = replace(bert.model, network=network)
     Bert(whole, bert.tokenizer, device="cpu", finetuned=bert.finetuned).save(out)

@@ -1,7 +1,7 @@
 """The feature-based table of the BERT paper: six ways to read frozen layers, compared with fine-tuning."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,18 @@ from typing import Any
 from bertsmith.core.files import write_json, write_text
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.finetune import FinetuningResult
+from bertsmith.insight.report import Table
 from bertsmith.recipe.finetuning_schema import PUBLISHED_FEATURES
-from bertsmith.studies.sweep import Spread, Trial, over_seeds, plain_spreads, run_trials, spreads_of
+from bertsmith.studies.sweep import (
+    Spread,
+    Trial,
+    failures,
+    over_seeds,
+    plain_spreads,
+    ran_to_their_end,
+    run_trials,
+    spreads_of,
+)
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_recipe import finetuning_recipe
 from bertsmith.training.callbacks import ProgressCallback
@@ -72,17 +82,28 @@ class FeaturesRow:
 
     strategy: Strategy
     spreads: dict[str, dict[str, Spread]]
-    """Spreads over the seeds, by split and metric."""
+    """Spreads over the seeds, by split and metric; empty if all runs failed."""
     layer_weights: dict[str, float]
     """Learned weights of a weighted sum, as means over the seeds; empty for other strategies."""
     seconds: float
+    failures: dict[str, str]
+    """Reasons of runs that failed, by the name of their folder."""
+
+    @classmethod
+    def of(cls, strategy: Strategy, results: Sequence[FinetuningResult]) -> "FeaturesRow":
+        """Sum up the runs of a strategy."""
+        found = ran_to_their_end(results)
+        names = found[0].layer_weights if found else {}
+        weights = {name: statistics.fmean(each.layer_weights[name] for each in found) for name in names}
+        failed = failures({each.folder.name: each for each in results})
+        return cls(strategy, spreads_of(found), weights, sum(each.seconds for each in found), failed)
 
 
 def features_table(request: FeaturesTableRequest, callback: ProgressCallback) -> list[FeaturesRow]:
     """Run all rows; reuse the runs that an earlier call has finished."""
-    trials = {strategy.key: _trials(request, strategy) for strategy in STRATEGIES}
+    trials = {strategy: _trials(request, strategy) for strategy in STRATEGIES}
     results = iter(run_trials([trial for each in trials.values() for trial in each], callback))
-    rows = [_row(strategy, [next(results) for _ in trials[strategy.key]]) for strategy in STRATEGIES]
+    rows = [FeaturesRow.of(strategy, [next(results) for _ in each]) for strategy, each in trials.items()]
     write_text(request.out / "table.md", table_text(rows, request.task))
     write_json(request.out / "table.json", plain_table(rows))
     return rows
@@ -103,43 +124,32 @@ def _trials(request: FeaturesTableRequest, strategy: Strategy) -> list[Trial]:
     return [replace(trial, name=f"{strategy.title}, {trial.name}") for trial in trials]
 
 
-def _row(strategy: Strategy, results: Sequence[FinetuningResult]) -> FeaturesRow:
-    weights = {
-        name: statistics.fmean(result.layer_weights[name] for result in results)
-        for name in results[0].layer_weights
-    }
-    seconds = sum(result.seconds for result in results)
-    return FeaturesRow(strategy, spreads_of(results), weights, seconds)
-
-
 def table_text(rows: Sequence[FeaturesRow], task: Task) -> str:
     """Format the table as Markdown, in per cent as in the paper."""
-    metric = task.deciding_metric.name
-    published = task.name == PUBLISHED_ON
-    splits = list(rows[0].spreads)
-    headings = ["features", *(f"{split} {metric.replace('_', ' ')}" for split in splits), "runs", "seconds"]
-    headings += ["published (dev)"] if published else []
-    lines = [f"| {' | '.join(headings)} |", "|---" * len(headings) + "|"]
+    metric, is_published = task.deciding_metric.name, task.name == PUBLISHED_ON
+    splits = next((list(row.spreads) for row in rows if row.spreads), [])
+    shown = (f"{split} {metric.replace('_', ' ')}" for split in splits)
+    columns = ("features", *shown, "runs", "seconds", *(["published (dev)"] if is_published else []))
+    lines, notes = [], []
     for row in rows:
-        cells = [row.strategy.title, *(_shown(row.spreads[split][metric]) for split in splits)]
-        cells += [str(row.spreads[splits[0]][metric].runs), f"{row.seconds:.0f}"]
-        cells += [f"{row.strategy.published:.1f}"] if published else []
-        lines.append(f"| {' | '.join(cells)} |")
-    for row in rows:
+        spreads = [row.spreads[split][metric] if row.spreads else None for split in splits]
+        runs = spreads[0].runs if spreads and spreads[0] else 0
+        published = [f"{row.strategy.published:.1f}"] if is_published else []
+        lines.append((row.strategy.title, *map(_shown, spreads), runs, f"{row.seconds:.0f}", *published))
         if row.layer_weights:
-            lines += ["", f"Learned weights, {row.strategy.title}: {_weights(row.layer_weights)}."]
-    if published:
-        lines += ["", "Published: Devlin et al. 2018, table 7 (BERT Base, five runs)."]
-    return "\n".join(lines) + "\n"
+            weights = ", ".join(f"{name} {value:.3f}" for name, value in row.layer_weights.items())
+            notes.append(f"Learned weights, {row.strategy.title}: {weights}.")
+        notes += [f"{row.strategy.title}, {name} failed: {why}" for name, why in row.failures.items()]
+    if is_published:
+        notes.append("Published: Devlin et al. 2018, table 7 (BERT Base, five runs).")
+    return Table(f"Ways to use an encoder: {task.title}", columns, lines, tuple(notes)).markdown() + "\n"
 
 
-def _shown(spread: Spread) -> str:
+def _shown(spread: Spread | None) -> str | None:
+    if spread is None:
+        return None
     deviation = "" if spread.deviation is None else f" ± {PERCENT * spread.deviation:.1f}"
     return f"{PERCENT * spread.mean:.1f}{deviation}"
-
-
-def _weights(weights: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.3f}" for name, value in weights.items())
 
 
 def plain_table(rows: Sequence[FeaturesRow]) -> dict[str, Any]:
@@ -151,6 +161,7 @@ def plain_table(rows: Sequence[FeaturesRow]) -> dict[str, Any]:
             "layer_weights": row.layer_weights,
             "published_conll2003_dev": row.strategy.published,
             "seconds": row.seconds,
+            "failed": row.failures,
         }
         for row in rows
     }

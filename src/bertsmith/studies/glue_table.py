@@ -10,6 +10,7 @@ from bertsmith.core.progress import progress_bar
 from bertsmith.finetuning.assignment import Assignment
 from bertsmith.finetuning.evaluation import below_baseline
 from bertsmith.finetuning.splits import read_splits
+from bertsmith.insight.report import Cell, Table
 from bertsmith.studies import sweep
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.glue_leaderboard import Average, glue_averages
@@ -21,6 +22,9 @@ from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.distributed import refuse_several_processes
 
 PERCENT = 100
+PUBLISHED_SOURCES = (
+    "Published figures are on the test sets: Devlin et al. 2018, table 1; humans: Nangia & Bowman 2019."
+)
 PUBLISHED_SYSTEMS = ("human", "BERT Large", "BERT Base", "OpenAI GPT", "BiLSTM+ELMo+Attn")
 
 
@@ -37,6 +41,8 @@ class GlueRow:
     """Scores of the constant answer, by split and metric."""
     best: str = ""
     """Name of the best run on the development set if settings were searched, else empty."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """Reasons of runs that failed, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +107,10 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
         of_task = {trial.name: next(results) for trial in trials[task.name]}
         seconds = sum(result.seconds for result in of_task.values())
         best = sweep.best_of(of_task) if request.search or request.lr_grid else ""
-        counted = [of_task[best]] if best else list(of_task.values())
-        first = counted[0]
-        rows.append(GlueRow(task, first.examples, seconds, sweep.spreads_of(counted), first.baselines, best))
+        counted = [of_task[best]] if best else sweep.ran_to_their_end(of_task.values())
+        examples, baselines = (counted[0].examples, counted[0].baselines) if counted else (0, {})
+        spreads, failed = sweep.spreads_of(counted), sweep.failures(of_task)
+        rows.append(GlueRow(task, examples, seconds, spreads, baselines, best, failed))
     missing = tuple(task.title for task in _trained() if task.name not in present)
     table = GlueTable(tuple(rows), tuple(glue_averages(_means(rows))), missing)
     write_text(request.out / "table.md", table_text(table))
@@ -142,66 +149,53 @@ def _trials(request: GlueRequest, task: Task, folder: Path) -> list[sweep.Trial]
 
 def table_text(table: GlueTable) -> str:
     """Format the table as Markdown, in per cent as in the papers."""
-    headings = ("task", "split", "metric", "mean", "median", "spread", "constant answer", "runs")
-    lines = [f"| {' | '.join(headings)} | examples | seconds |", "|---" * (len(headings) + 2) + "|"]
-    for row in table.rows:
-        for split, metrics in row.spreads.items():
-            for metric, spread in metrics.items():
-                constant = row.baselines.get(split, {}).get(metric)
-                numbers = (spread.mean, spread.median, spread.deviation, constant)
-                cells = " | ".join("–" if each is None else f"{PERCENT * each:.1f}" for each in numbers)
-                end = f"{spread.runs} | {row.examples:,} | {row.seconds:.0f}"
-                lines.append(f"| {row.task.title} | {split} | {metric} | {cells} | {end} |")
-    lines += [f"\n{line}" for row in table.rows for line in _below_baseline(row)]
-    if searched := [row for row in table.rows if row.best]:
-        lines += ["", f"Best on dev: {', '.join(row.best for row in searched)}."]
-    lines += _published_table(table.rows)
-    lines += ["", "| average | value | |", "|---|---|---|"]
-    for average in table.averages:
-        value = "–" if average.value is None else f"{PERCENT * average.value:.1f}"
-        lacking = f"; missing: {', '.join(average.missing)}" if average.missing else ""
-        lines.append(f"| {average.name} | {value} | {average.note}{lacking} |")
-    if table.missing:
-        lines += ["", f"Without training data here: {', '.join(table.missing)}."]
-    return "\n".join(lines) + "\n"
-
-
-def _below_baseline(row: GlueRow) -> Iterator[str]:
-    """Yield a warning for each split with a mean that does not beat the constant answer."""
-    for split, spreads in row.spreads.items():
+    columns = ("task", "split", "metric", "mean", "median", "spread", "constant answer", "runs", "examples")
+    lines: list[tuple[Cell, ...]] = []
+    published: list[tuple[Cell, ...]] = []
+    notes: list[str] = []
+    for row, split, spreads in _by_split(table.rows):
+        baseline, title = row.baselines.get(split, {}), row.task.title
+        for metric, spread in spreads.items():
+            numbers = (spread.mean, spread.median, spread.deviation, baseline.get(metric))
+            end = (spread.runs, f"{row.examples:,}", f"{row.seconds:.0f}")
+            lines.append((title, split, metric, *map(_shown, numbers), *end))
+        scores = {score.system: score for score in published_scores(row.task.name, split)}
+        metric = next((score.metric for score in scores.values()), "")
+        if metric in spreads:
+            found = (scores[name].value / PERCENT if name in scores else None for name in PUBLISHED_SYSTEMS)
+            published.append((title, split, metric, *map(_shown, (spreads[metric].mean, *found))))
         means = {name: spread.mean for name, spread in spreads.items()}
-        where, baseline = f"{row.task.title} {split}", row.baselines.get(split, {})
-        yield from below_baseline(row.task.deciding_metric, means, baseline, split=where)
+        notes += below_baseline(row.task.deciding_metric, means, baseline, split=f"{title} {split}")
+    notes += [f"{name} failed: {why}" for row in table.rows for name, why in row.failures.items()]
+    if best := ", ".join(row.best for row in table.rows if row.best):
+        notes.append(f"Best on dev: {best}.")
+    averages: list[tuple[Cell, ...]] = []
+    for each in table.averages:
+        lacking = f"; missing: {', '.join(each.missing)}" if each.missing else ""
+        averages.append((each.name, _shown(each.value), f"{each.note}{lacking}"))
+    missing = (f"Without training data here: {', '.join(table.missing)}.",) if table.missing else ()
+    tables = [Table("GLUE", (*columns, "seconds"), lines, tuple(notes))]
+    if published:
+        columns = ("task", "split", "metric", "ours", *PUBLISHED_SYSTEMS)
+        tables.append(Table("Beside the papers", columns, published, (PUBLISHED_SOURCES,)))
+    tables.append(Table("Averages", ("average", "value", ""), averages, missing))
+    return "\n\n".join(each.markdown() for each in tables) + "\n"
 
 
-def _published_table(rows: Sequence[GlueRow]) -> list[str]:
-    """Return the lines of published and own figures for the same tasks, if any is published."""
-    lines = []
-    for row in rows:
-        for split, metrics in row.spreads.items():
-            scores = {score.system: score for score in published_scores(row.task.name, split)}
-            if not scores or next(iter(scores.values())).metric not in metrics:
-                continue
-            metric = next(iter(scores.values())).metric
-            values = [f"{scores[name].value:.1f}" if name in scores else "–" for name in PUBLISHED_SYSTEMS]
-            ours = f"{PERCENT * metrics[metric].mean:.1f}"
-            lines.append(f"| {row.task.title} | {split} | {metric} | {ours} | {' | '.join(values)} |")
-    if not lines:
-        return []
-    heading = f"| task | split | metric | ours | {' | '.join(PUBLISHED_SYSTEMS)} |"
-    sources = (
-        "Published figures are on the test sets: Devlin et al. 2018, table 1; humans: Nangia & Bowman 2019."
-    )
-    return ["", heading, "|---" * (4 + len(PUBLISHED_SYSTEMS)) + "|", *lines, "", sources]
+def _by_split(rows: Sequence[GlueRow]) -> Iterator[tuple[GlueRow, str, dict[str, sweep.Spread]]]:
+    return ((row, split, spreads) for row in rows for split, spreads in row.spreads.items())
+
+
+def _shown(fraction: float | None) -> str:
+    return "–" if fraction is None else f"{PERCENT * fraction:.1f}"
 
 
 def _means(rows: Sequence[GlueRow]) -> Mapping[str, Mapping[str, float]]:
     """Return the mean of each metric by task; a second development set counts as a separate task."""
     means: dict[str, dict[str, float]] = {}
-    for row in rows:
-        for split, metrics in row.spreads.items():
-            name = row.task.name if split == "dev" else f"{row.task.name}-{split.removeprefix('dev-')}"
-            means[name] = {metric: spread.mean for metric, spread in metrics.items()}
+    for row, split, spreads in _by_split(rows):
+        name = row.task.name if split == "dev" else f"{row.task.name}-{split.removeprefix('dev-')}"
+        means[name] = {metric: spread.mean for metric, spread in spreads.items()}
     return means
 
 
@@ -211,6 +205,7 @@ def plain_table(table: GlueTable) -> dict[str, object]:
         "tasks": {row.task.name: sweep.plain_spreads(row.spreads) for row in table.rows},
         "baselines": {row.task.name: row.baselines for row in table.rows},
         "best": {row.task.name: row.best for row in table.rows if row.best},
+        "failed": {name: why for row in table.rows for name, why in row.failures.items()},
         "averages": {average.name: average.value for average in table.averages},
         "missing": list(table.missing),
     }

@@ -1,119 +1,99 @@
-"""Structured pruning as a job: remove the least important heads and neurons in rounds, with training between.
+"""Structured pruning as stages: remove the least important heads and neurons in rounds, training in between.
 
-In this order: the request, the rounds, one round, and the finished folder.
+In this order: what both prunings share, the stage that cuts, and the rounds.
 """
 
 import json
 import shutil
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from bertsmith.core.cache import cache_folder
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import atomic_folder, read_json, write_json
-from bertsmith.finetuning.assignment import (
-    EXAMPLES,
-    MODEL_FILES,
-    Assignment,
-    hashes_of,
-    hashes_of_files,
-)
+from bertsmith.finetuning.assignment import EXAMPLES, MODEL_FILES
 from bertsmith.finetuning.evaluation import evaluate
-from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.predict import task_config_in
 from bertsmith.finetuning.splits import TaskSplits, encoded_split, read_splits
 from bertsmith.inference.finetuned_folder import write_finetuned
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.inference.model_path import model_folder
-from bertsmith.inference.task_model import task_model_of
+from bertsmith.inference.task_model import TaskModel, task_model_of
 from bertsmith.inference.unit_importance import task_importance
 from bertsmith.model.folder.model_folder import write_model
-from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.model.network import Network
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.load import leaves
 from bertsmith.recipe.toml_text import value_text
 from bertsmith.shrink.layer_dropping import without_layers
-from bertsmith.shrink.selection import Widths, chosen_units, counts_left
+from bertsmith.shrink.selection import UnitCounts, Widths, chosen_units, counts_left
 from bertsmith.shrink.slicing import KeptUnits, all_units, blocks_to_prune, pruned_network
-from bertsmith.studies.sweep import Stopped, check_no_stop, with_values
+from bertsmith.studies.cells import RUN, Cells, Kind, Model, Result, Stage, Work
+from bertsmith.studies.scheduler import make_here
+from bertsmith.studies.stages import (
+    FINETUNE,
+    MODEL,
+    SKIP_BAD,
+    Device,
+    finetuning_stage,
+    known_model,
+    made_with,
+    task_of,
+)
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.custom import custom_task, spec_of
 from bertsmith.tasks.task import Task
 from bertsmith.tasks.task_config import TaskConfig
 from bertsmith.tasks.task_recipe import finetuning_recipe
-from bertsmith.training.callbacks import ProgressCallback, StopRequested
+from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.distributed import refuse_several_processes
 from bertsmith.training.run_folder import RunFolder
 
-ASSIGNMENT, RESULT, ROUNDS = "pruning.json", "result.json", "rounds"
-Metrics = dict[str, dict[str, float]]
+ASSIGNMENT, RESULT, WORK, FACTS = "pruning.json", "result.json", "work", "facts.json"
+Metrics = Mapping[str, Mapping[str, float]]
 """Values by split and metric."""
 
 
-# ---- the request
+# ---- both prunings
 
 
 @dataclass(frozen=True, slots=True)
-class Removal:
-    """The units and layers to remove."""
-
-    heads: float = 0.0
-    """Fraction of all heads to remove."""
-    neurons: float = 0.0
-    """Fraction of the feed-forward neurons to remove."""
-    widths: Widths = "equal"
-    layers: tuple[int, ...] = ()
-    """Indices of whole layers to remove."""
-    rounds: int = 4
-    """Number of equal parts of the removal of heads and neurons."""
-    examples: int = 1024
-    """Number of training examples to measure importance on."""
-
-    @property
-    def fractions(self) -> tuple[float, float]:
-        """Fractions of heads and of neurons to remove."""
-        return self.heads, self.neurons
-
-
-@dataclass(frozen=True, slots=True)
-class PruningRequest:
-    """A fine-tuned model, and the parts to remove."""
+class PruningJob:
+    """A model, the data of its task, and a folder for the result."""
 
     task: Task
     model: Path
     data: Path
     out: Path
-    removal: Removal
     recipe: FinetuningRecipe
-    """Recipe of the training after each round."""
-    trains: bool = True
-    """True if there is a training after each round."""
+    """Recipe of a training."""
     skip_bad: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings, without examples, that an existing job must share to be resumed."""
-        own = {"trains": self.trains, "skip_bad": self.skip_bad, **leaves({"removal": asdict(self.removal)})}
-        return plain_request(self.task, self.recipe, self.model, self.data, own)
+    def training(self, recipe: FinetuningRecipe, inputs: Mapping[str, Stage | Model]) -> Stage:
+        """Return the stage that trains a model by a recipe."""
+        device: Device = "cuda" if torch.cuda.is_available() else "cpu"
+        return finetuning_stage(
+            recipe, self.task, self.data, device=device, inputs=inputs, skip_bad=self.skip_bad
+        )
 
-
-def plain_request(
-    task: Task, recipe: FinetuningRecipe, model: Path, data: Path, own: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the JSON form of a request to prune: the common settings and `own`."""
-    asked = {
-        **own,
-        "task": task.name,
-        "custom": dict(task.custom),
-        "recipe": leaves(recipe.model_dump(mode="json")),
-        "model": str(model.resolve()),
-        MODEL_FILES: hashes_of_files(transformer_folder(model_folder(model))),
-        "data": str(data.resolve()),
-    }
-    plain: dict[str, Any] = json.loads(json.dumps(asked))  # tuples become lists, as in the file
-    return plain
+    def do_once(self, own: Mapping[str, Any], first: Stage, work: Callable[[Cells], None]) -> None:
+        """Do the work, whose first stage is given, unless it is done; raise if the folder has other work."""
+        refuse_several_processes("pruning has one process")
+        folder, model = RunFolder(self.out, ASSIGNMENT, RESULT), cast(Model, first.inputs[MODEL])
+        hashes = {MODEL_FILES: dict(model.files), EXAMPLES: dict(first.data.content)}
+        asked = {**own, **first.options, "recipe": leaves(self.recipe.model_dump(mode="json")), **hashes}
+        asked = json.loads(json.dumps(asked))  # tuples become lists, as in the file
+        folder.check_same_run(asked)
+        if not folder.finished:
+            with folder.locked():
+                write_json(folder.config, asked)
+                work(Cells(self.out / WORK))
+        shutil.rmtree(self.out / WORK, ignore_errors=True)
 
 
 def task_of_model(folder: Path, named: str) -> tuple[Task, TaskConfig]:
@@ -140,9 +120,7 @@ def pruning_recipe(
     """Return the recipe between rounds: texts and head from the model, the rest from the task."""
     own = {"text": config.text.model_dump(), "head": config.head.model_dump(include={"cls", "pooling"})}
     known = [("task.json", f"{key}={value_text(value)}") for key, value in leaves(own).items()]
-    recipe = finetuning_recipe(task, overrides, options=[*known, *options])
-    # As in all studies: these runs are never extended.
-    return with_values(recipe, {"run.keep_state": False})
+    return finetuning_recipe(task, overrides, options=[*known, *options])
 
 
 def task_to_train(
@@ -156,173 +134,13 @@ def task_to_train(
         what = "was not fine-tuned by bertsmith, and the task is missing"
         raise UserError(what, where=str(folder), remedy="add `task`, for example sst2")
     task = task_named(named)
-    return task, with_values(finetuning_recipe(task, overrides, options=options), {"run.keep_state": False})
+    return task, finetuning_recipe(task, overrides, options=options)
 
 
-# ---- the rounds
-
-
-@dataclass(frozen=True, slots=True)
-class RoundReport:
-    """The size and the metrics of the model after a round."""
-
-    heads: tuple[int, ...]
-    """Number of heads in each layer."""
-    neurons: tuple[int, ...]
-    parameters: int
-    pruned: Metrics
-    """Metrics before the round's training; in round 0, of the given model."""
-    tuned: Metrics
-    """Metrics after the training; empty without training."""
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any], tuned: Metrics) -> "RoundReport":
-        """Build a report from the facts in a file and the metrics after training."""
-        shapes = tuple(facts["heads"]), tuple(facts["neurons"])
-        return cls(*shapes, parameters=facts["parameters"], pruned=facts["pruned"], tuned=tuned)
-
-    @property
-    def metrics(self) -> Metrics:
-        """Metrics at the end of the round."""
-        return self.tuned or self.pruned
-
-
-@dataclass(frozen=True, slots=True)
-class PruningResult:
-    """The model's folder, the report of each round, and the original indices of the heads left."""
-
-    folder: Path
-    rounds: tuple[RoundReport, ...]
-    kept_heads: tuple[tuple[int, ...], ...]
-
-
-def prune(request: PruningRequest, callback: ProgressCallback) -> PruningResult:
-    """Prune a model; a job in the folder resumes, or is reported if it is finished."""
-    refuse_several_processes("pruning has one process")
-    folder = RunFolder(request.out, ASSIGNMENT, RESULT)
-    folder.check_same_run(asked := request.to_json())
-    splits = read_splits(request.task, request.data, skip_bad=request.skip_bad)
-    splits = splits.limited(request.recipe.run.limit)
-    folder.check_same_run(hashes := {EXAMPLES: hashes_of(splits.splits)})
-    if not folder.finished:
-        first = _units_to_begin_with(request)
-        with folder.locked(), StopRequested(callback.on_signal) as stop:
-            write_json(folder.config, {**asked, **hashes})
-            _Pruning(request, splits, first, callback, stop).run(folder)
-    shutil.rmtree(request.out / ROUNDS, ignore_errors=True)
-    return _result_in(folder)
-
-
-def _units_to_begin_with(request: PruningRequest) -> list[KeptUnits]:
-    """Return every unit of the layers to keep; raise before any work if the request is impossible."""
-    removal = request.removal
-    network = load(request.model, device="cpu").model.network
-    if removal.layers:
-        network = without_layers(network, removal.layers)
-    blocks_to_prune(network)
-    units = all_units(network)
-    counts_left(units, removal.fractions, removal.widths)
-    return units
-
-
-def _result_in(folder: RunFolder) -> PruningResult:
-    result = read_json(folder.path / RESULT, remedy="remove the folder and run again")
-    rounds = tuple(RoundReport.of(each, each["tuned"]) for each in result["rounds"])
-    return PruningResult(folder.path, rounds, tuple(map(tuple, result["kept_heads"])))
-
-
-@dataclass(frozen=True, slots=True)
-class _Pruning:
-    """One start of a job; a job may need several."""
-
-    request: PruningRequest
-    splits: TaskSplits
-    first: Sequence[KeptUnits]
-    """All units before the first round."""
-    callback: ProgressCallback
-    stop: StopRequested
-
-    def run(self, folder: RunFolder) -> None:
-        """Run the remaining rounds, and write the model and the result."""
-        rounds, place = self.request.removal.rounds, self.request.out / ROUNDS
-        model, reports = self.request.model, [RoundReport.of(self._evaluated(place / "given"), {})]
-        kept: Sequence[Sequence[int]] = [units.heads for units in self.first]
-        for number in range(1, rounds + 1):
-            check_no_stop(self.stop, f"round {number - 1}")
-            self.callback.on_message(f"round {number} of {rounds}")
-            pruned = place / str(number) / "pruned"
-            facts = self._evaluated(pruned, model, kept, number)
-            kept = facts["kept"]
-            model, tuned = self._train(pruned) if self.request.trains else (pruned, {})
-            reports.append(RoundReport.of(facts, tuned))
-        copy_model(model, folder.model)
-        listed = [asdict(each) for each in reports]
-        write_json(
-            folder.path / RESULT, {"task": self.request.task.name, "rounds": listed, "kept_heads": kept}
-        )
-
-    def _evaluated(
-        self, folder: Path, before: Path | None = None, kept: Sequence[Sequence[int]] = (), number: int = 0
-    ) -> dict[str, Any]:
-        """Prune a round's model from `before` and measure it; its JSON file is written last."""
-        facts = folder.with_suffix(".json")
-        if not facts.is_file():
-            if before is not None:
-                kept = self._prune_once(before, folder, kept, number)
-            bert = load(self.request.model if before is None else folder, device=self._device)
-            write_json(facts, self._facts(bert, kept))
-        return read_json(facts, remedy="give `out` a new folder")
-
-    def _facts(self, bert: Bert, kept: Sequence[Sequence[int]]) -> dict[str, Any]:
-        units = all_units(bert.model.network)
-        return {
-            "heads": [len(block.heads) for block in units],
-            "neurons": [len(block.neurons) for block in units],
-            "parameters": sum(each.numel() for each in bert.model.network.parameters()),
-            "pruned": self._metrics(bert),
-            "kept": [list(heads) for heads in kept],
-        }
-
-    def _metrics(self, bert: Bert) -> Metrics:
-        assert bert.finetuned is not None, "task_of_model has checked"
-        model = task_model_of(bert.engine.network, bert.finetuned, bert.engine)
-        cache = cache_folder("encodings")
-        encoded = {
-            name: encoded_split(self.splits.splits[name], model.config, model.tokenizer, cache=cache)
-            for name in self.splits.evaluation_names
-        }
-        return evaluate(model, encoded).metrics
-
-    def _prune_once(
-        self, before: Path, folder: Path, kept: Sequence[Sequence[int]], number: int
-    ) -> list[list[int]]:
-        """Write a model without this round's units; return the original indices of the heads left."""
-        removal = self.request.removal
-        bert = load(before, device=self._device)
-        assert bert.finetuned is not None, "task_of_model has checked"
-        model = task_model_of(bert.model.network, bert.finetuned, bert.engine)
-        if number == 1:
-            model.objective.scorer.network = without_layers(model.network, removal.layers)
-        examples = self.splits.limited(removal.examples).splits["train"]
-        importance = task_importance(model, model.encode(examples))
-        left = counts_left(self.first, removal.fractions, removal.widths, done=number / removal.rounds)
-        units = chosen_units(importance, left)
-        network = pruned_network(model.network, units).cpu()
-        write_pruned(folder, bert, network)
-        return [[heads[each] for each in block.heads] for heads, block in zip(kept, units, strict=True)]
-
-    def _train(self, pruned: Path) -> tuple[Path, Metrics]:
-        request, out = self.request, pruned.parent / "tuned"
-        check_no_stop(self.stop, f"round {pruned.parent.name}")
-        assignment = Assignment(request.task, request.recipe, pruned, request.data, out, request.skip_bad)
-        result = finetune(assignment, self.callback)
-        if not result.finished:
-            raise Stopped(f"round {pruned.parent.name}")
-        return out, result.metrics
-
-    @property
-    def _device(self) -> str:
-        return self.request.recipe.run.device
+def task_model(bert: Bert) -> TaskModel:
+    """Return a fine-tuned model whose network can be changed."""
+    assert bert.finetuned is not None, "task_of_model has checked"
+    return task_model_of(bert.model.network, bert.finetuned, bert.engine)
 
 
 def copy_model(trained: Path, folder: Path) -> None:
@@ -340,3 +158,160 @@ def write_pruned(folder: Path, bert: Bert, network: Network) -> None:
         write_model(fresh, replace(bert.model, network=network))
         write_finetuned(fresh, bert.finetuned)
         bert.tokenizer.save(fresh)
+
+
+# ---- the stage that cuts
+
+
+def cut_of(stage: Stage, how: Mapping[str, Any]) -> Stage:
+    """Return the stage that cuts the model of a training, or only measures it."""
+    return replace(stage, kind=CUT, options={**stage.options, **({"cut": how} if how else {})})
+
+
+def run_cut(work: Work) -> Result:
+    """Remove the least important units of a model, if any are to go, and measure it."""
+    began, stage, model = time.monotonic(), work.stage, work.inputs[MODEL]
+    recipe, task = cast(FinetuningRecipe, stage.recipe), task_of(stage)
+    splits = read_splits(task, stage.data.path, skip_bad=stage.options.get(SKIP_BAD, False))
+    splits, kept = splits.limited(recipe.run.limit), list[list[int]]()
+    if how := stage.options.get("cut"):
+        kept = _cut(load(model, device=recipe.run.device), splits, how, work.folder / "model")
+        model = work.folder
+    bert = load(model, device=recipe.run.device)
+    units = all_units(bert.model.network)
+    shape = {"heads": [len(each.heads) for each in units], "neurons": [len(each.neurons) for each in units]}
+    parameters = sum(each.numel() for each in bert.model.network.parameters())
+    write_json(work.folder / FACTS, {**shape, "parameters": parameters, "kept": kept})
+    metrics, metric = _metrics(bert, splits), task.deciding_metric
+    return Result(metrics, next(iter(metrics), ""), metric, 0, time.monotonic() - began, made_with())
+
+
+def _cut(bert: Bert, splits: TaskSplits, how: Mapping[str, Any], folder: Path) -> list[list[int]]:
+    """Write a model without its least important units; return the indices of the heads that are left."""
+    model = task_model(bert)
+    if how["layers"]:
+        cast(Any, model.objective.scorer).network = without_layers(model.network, how["layers"])
+    examples = splits.limited(how["examples"]).splits["train"]
+    importance = task_importance(model, model.encode(examples))
+    units = chosen_units(importance, UnitCounts(how["heads"], how["neurons"], how["widths"]))
+    write_pruned(folder, bert, pruned_network(model.network, units).cpu())
+    return [list(block.heads) for block in units]
+
+
+def _metrics(bert: Bert, splits: TaskSplits) -> dict[str, dict[str, float]]:
+    assert bert.finetuned is not None, "task_of_model has checked"
+    model, cache = task_model_of(bert.engine.network, bert.finetuned, bert.engine), cache_folder("encodings")
+    encoded = {
+        name: encoded_split(splits.splits[name], model.config, model.tokenizer, cache=cache)
+        for name in splits.evaluation_names
+    }
+    return evaluate(model, encoded).metrics
+
+
+def no_operations(_: Stage) -> float:
+    """Return 0: such a stage takes no steps."""
+    return 0.0
+
+
+CUT = Kind("cut", run_cut, FINETUNE.parts, FINETUNE.idle, no_operations)
+
+
+# ---- heads, neurons and layers
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """The units and layers to remove."""
+
+    heads: float = 0.0
+    """Fraction of all heads to remove."""
+    neurons: float = 0.0
+    """Fraction of the feed-forward neurons to remove."""
+    widths: Widths = "equal"
+    layers: tuple[int, ...] = ()
+    """Indices of whole layers to remove."""
+    rounds: int = 4
+    """Number of equal parts of the removal of heads and neurons."""
+    examples: int = 1024
+    """Number of training examples to measure importance on."""
+    trains: bool = True
+    """True if there is a training after each round."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """The size and the metrics of the model after a round."""
+
+    heads: tuple[int, ...]
+    """Number of heads in each layer."""
+    neurons: tuple[int, ...]
+    parameters: int
+    pruned: Metrics
+    """Metrics before the round's training; in round 0, of the given model."""
+    tuned: Metrics
+    """Metrics after the training; empty without training."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """Metrics at the end of the round."""
+        return self.tuned or self.pruned
+
+
+@dataclass(frozen=True, slots=True)
+class PruningResult:
+    """The model's folder, the report of each round, and the original indices of the heads left."""
+
+    folder: Path
+    rounds: tuple[RoundReport, ...]
+    kept_heads: tuple[tuple[int, ...], ...]
+
+
+def prune(job: PruningJob, removal: Removal, callback: ProgressCallback) -> PruningResult:
+    """Prune a model; a job in the folder resumes, or is reported if it is finished."""
+    units = _units_to_begin_with(job, removal)
+    stages = stages_of(job, removal, units)
+
+    def work(cells: Cells) -> None:
+        results, kept = make_here(stages, cells, callback), [list(each.heads) for each in units]
+        rounds: list[dict[str, Any]] = []
+        for name, stage in stages.items():
+            if stage.kind is not CUT:
+                rounds[-1]["tuned"] = results[name].metrics
+                continue
+            facts = read_json(cells.folder(stage) / RUN / FACTS, remedy="give `out` a new folder")
+            if left := facts.pop("kept"):
+                kept = [[heads[each] for each in block] for heads, block in zip(kept, left, strict=True)]
+            rounds.append({**facts, "pruned": results[name].metrics, "tuned": {}})
+        copy_model(cells.folder([*stages.values()][-1]) / RUN, job.out / "model")
+        write_json(job.out / RESULT, {"task": job.task.name, "rounds": rounds, "kept_heads": kept})
+
+    job.do_once({"removal": asdict(removal)}, stages["as given"], work)
+    result = read_json(job.out / RESULT, remedy="remove the folder and run again")
+    for each in result["rounds"]:
+        each |= {name: tuple(each[name]) for name in ("heads", "neurons")}
+    reports = tuple(RoundReport(**each) for each in result["rounds"])
+    return PruningResult(job.out, reports, tuple(map(tuple, result["kept_heads"])))
+
+
+def _units_to_begin_with(job: PruningJob, removal: Removal) -> list[KeptUnits]:
+    """Return every unit of the layers to keep; raise if there is nothing to prune."""
+    network = load(job.model, device="cpu").model.network
+    if removal.layers:
+        network = without_layers(network, removal.layers)
+    blocks_to_prune(network)
+    return all_units(network)
+
+
+def stages_of(job: PruningJob, removal: Removal, units: Sequence[KeptUnits]) -> dict[str, Stage]:
+    """Return the stages of all rounds by name; raise if so many units cannot go."""
+    model: Stage | Model = known_model(str(job.model))
+    found = {"as given": cut_of(job.training(job.recipe, {MODEL: model}), {})}
+    for number in range(1, removal.rounds + 1):
+        fractions, done = (removal.heads, removal.neurons), number / removal.rounds
+        counts = asdict(counts_left(units, fractions, removal.widths, done=done))
+        layers = list(removal.layers) if number == 1 else []
+        how = {**counts, "layers": layers, "examples": removal.examples}
+        model = found[f"round {number}: cut"] = cut_of(job.training(job.recipe, {MODEL: model}), how)
+        if removal.trains:
+            model = found[f"round {number}"] = job.training(job.recipe, {MODEL: model})
+    return found

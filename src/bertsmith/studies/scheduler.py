@@ -26,6 +26,7 @@ from bertsmith.studies.cells import (
     Cells,
     Failure,
     Outcome,
+    Result,
     Stage,
     Work,
 )
@@ -48,7 +49,7 @@ State = Literal["waiting", "running", "done", "failed"]
 
 
 class Stopped(Exception):
-    """The study was asked to stop, and all cells have ended."""
+    """The study was asked to stop, and nothing runs any more; a name says where that was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,13 +184,9 @@ class Scheduler:
         threads = self.cells.begin(stage, threads=self.places.threads)
         context = get_context("spawn")
         pipe, theirs = context.Pipe(duplex=False)
-        inputs = {
-            name: self.cells.folder(each) / RUN if isinstance(each, Stage) else each.folder
-            for name, each in stage.inputs.items()
-        }
         log = self.cells.folder(stage) / LOG
         log.touch()  # a process that dies early does not
-        arguments = (stage, self.cells, inputs, theirs, has_all)
+        arguments = (stage, self.cells, _inputs(stage, self.cells), theirs, has_all)
         process = context.Process(target=run_cell, args=arguments, name=stage.name)
         settings = {
             "OMP_NUM_THREADS": str(threads),
@@ -289,6 +286,36 @@ class Scheduler:
     def _tell(self, stage: Stage, what: str) -> None:
         self.callback.on_message(f"[{len(self.outcomes)}/{len(self.stages)}] {stage.name} {what}")
         self.on_change(self)
+
+
+def make_here(stages: Mapping[str, Stage], cells: Cells, callback: ProgressCallback) -> dict[str, Result]:
+    """Make stages in this process, each listed after its inputs; return their results by name.
+
+    An error ends it; a wish to stop raises Stopped with the name of the stage at which it was heard.
+    """
+    results: dict[str, Result] = {}
+    with StopRequested(callback.on_signal) as stop:
+        for name, stage in stages.items():
+            result = cells.outcome(stage).result
+            if result is None:
+                callback.on_message(name)
+                cells.begin(stage, threads=1)
+                work = Work(stage, cells.folder(stage) / RUN, _inputs(stage, cells), callback)
+                if (result := stage.kind.run(work)) is None:
+                    raise Stopped(name)
+                cells.end(stage, result)
+            results[name] = result
+            if stop.here and len(results) < len(stages):
+                raise Stopped(name)
+    return results
+
+
+def _inputs(stage: Stage, cells: Cells) -> dict[str, Path]:
+    """Return the folders of the inputs of a stage."""
+    return {
+        name: cells.folder(each) / RUN if isinstance(each, Stage) else each.folder
+        for name, each in stage.inputs.items()
+    }
 
 
 def _ranks(stages: dict[str, Stage]) -> dict[str, float]:

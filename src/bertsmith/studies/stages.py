@@ -16,7 +16,8 @@ from bertsmith.corpus.token_store import TokenStore
 from bertsmith.finetuning.assignment import Assignment, hashes_of, hashes_of_files
 from bertsmith.finetuning.finetune import finetune
 from bertsmith.finetuning.splits import read_splits
-from bertsmith.inference.model_path import model_folder
+from bertsmith.inference.adapter_folder import base_folder
+from bertsmith.inference.model_path import is_adapter, model_folder
 from bertsmith.model.folder.sentence_modules import transformer_folder
 from bertsmith.pretraining.hardware import step_size
 from bertsmith.pretraining.pretrain import pretrain
@@ -42,6 +43,8 @@ BY_MINUTES = 1e14
 HELD_OUT = "held-out"
 MODEL, TEACHER = "model", "teacher"
 """Names of the inputs of a stage; further teachers are teacher-1, teacher-2 ..."""
+CUSTOM, SKIP_BAD = "custom", "skip_bad"
+"""Names of the options of a fine-tuning stage: the columns of a user's table, and True to skip bad lines."""
 
 
 Device = Literal["cuda", "cpu"]
@@ -64,15 +67,24 @@ def pretraining_stage(
     return Stage(PRETRAIN, answered(recipe, device=device), known, {**(inputs or {}), **named})
 
 
-def finetuning_stage(
-    recipe: FinetuningRecipe, task: Task, data: Path, *, device: Device, inputs: Mapping[str, Stage | Model]
+def finetuning_stage(  # noqa: PLR0913 - all that a run is of
+    recipe: FinetuningRecipe,
+    task: Task,
+    data: Path,
+    *,
+    device: Device,
+    inputs: Mapping[str, Stage | Model],
+    skip_bad: bool = False,
 ) -> Stage:
     """Return the stage of a fine-tuning run from a model; teachers of the recipe become inputs, too."""
-    known = _examples(task.name, tuple(sorted(task.custom.items())), data.resolve())
+    custom, place = tuple(sorted(task.custom.items())), data.resolve()
+    known = _examples(task.name, custom, place, skip_bad=skip_bad, files=_files_beside(place))
     named = (
         {} if TEACHER in inputs else teacher_inputs([known_model(each) for each in recipe.distill.teachers])
     )
-    return Stage(FINETUNE, answered(recipe, device=device), known, {**inputs, **named}, dict(task.custom))
+    options = {CUSTOM: dict(task.custom), SKIP_BAD: skip_bad}
+    given = {name: value for name, value in options.items() if value}
+    return Stage(FINETUNE, answered(recipe, device=device), known, {**inputs, **named}, given)
 
 
 def teacher_inputs(teachers: Sequence[Stage | Model]) -> dict[str, Stage | Model]:
@@ -87,10 +99,23 @@ def _stored(store: Path) -> Data:
     return Data(store, {"store": opened.hash}, opened.tokens)
 
 
+def _files_beside(data: Path) -> tuple[tuple[Path, int, int], ...]:
+    """Return the size and the time of each file that data may consist of."""
+    files = sorted(each for each in (data if data.is_dir() else data.parent).glob("*") if each.is_file())
+    return tuple((each, each.stat().st_size, each.stat().st_mtime_ns) for each in files)
+
+
 @cache
-def _examples(task: str, custom: tuple[tuple[str, str | float], ...], data: Path) -> Data:
+def _examples(
+    task: str,
+    custom: tuple[tuple[str, str | float], ...],
+    data: Path,
+    *,
+    skip_bad: bool,
+    files: tuple[tuple[Path, int, int], ...],  # noqa: ARG001 - a file that has changed is read again
+) -> Data:
     """Return the data of a task with the hash of each split, read once for all trials."""
-    splits = read_splits(_task_named(task, dict(custom)), data, skip_bad=False).splits
+    splits = read_splits(_task_named(task, dict(custom)), data, skip_bad=skip_bad).splits
     return Data(data, hashes_of(splits), len(splits["train"]))
 
 
@@ -133,7 +158,7 @@ def run_pretraining(work: Work) -> Result | None:
     if TEACHER in work.inputs:
         distill = recipe.distill.model_copy(update={"teacher": str(model_folder(work.inputs[TEACHER]))})
         recipe = recipe.model_copy(update={"distill": distill})
-    with _reporting_lack_of_memory():
+    with reporting_lack_of_memory():
         result = pretrain(recipe, store=work.stage.data.path, out=work.folder, callback=work.callback)
     if result.state != "finished":
         return None
@@ -180,8 +205,9 @@ def run_finetuning(work: Work) -> Result | None:
     run = recipe.run.model_copy(update={"keep_state": False})
     recipe = recipe.model_copy(update={"distill": distill, "run": run})
     model = model_folder(work.inputs[MODEL])
-    assignment = Assignment(task_of(work.stage), recipe, model, work.stage.data.path, work.folder)
-    with _reporting_lack_of_memory():
+    skip_bad = work.stage.options.get(SKIP_BAD, False)
+    assignment = Assignment(task_of(work.stage), recipe, model, work.stage.data.path, work.folder, skip_bad)
+    with reporting_lack_of_memory():
         result = finetune(assignment, work.callback)
     if not result.finished:
         return None
@@ -192,7 +218,7 @@ def run_finetuning(work: Work) -> Result | None:
 
 def task_of(stage: Stage) -> Task:
     """Return the task of a fine-tuning stage."""
-    return _task_named(cast(FinetuningRecipe, stage.recipe).task, stage.options)
+    return _task_named(cast(FinetuningRecipe, stage.recipe).task, stage.options.get(CUSTOM, {}))
 
 
 def _task_named(name: str, custom: Mapping[str, Any]) -> Task:
@@ -235,7 +261,9 @@ def _architecture(stage: Stage) -> str:
     if isinstance(model, Stage):
         return _architecture(model)
     if model is not None:
-        config = read_json(transformer_folder(model.folder) / "config.json", remedy="give a model folder")
+        folder = transformer_folder(model.folder)
+        folder = model_folder(base_folder(folder)) if is_adapter(folder) else folder
+        config = read_json(folder / "config.json", remedy="give a model folder")
         return f"architecture {config.get('base_model_type', config.get('model_type'))}"
     return f"architecture {cast(Recipe, stage.recipe).model.type}"
 
@@ -267,7 +295,7 @@ def _memory() -> tuple[int, int]:
 
 
 @contextmanager
-def _reporting_lack_of_memory() -> Iterator[None]:
+def reporting_lack_of_memory() -> Iterator[None]:
     """Report that memory ran out as a user error."""
     try:
         yield

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
+from pathlib import Path
 from typing import Any, Literal
 
 from bertsmith.core.measures import Metric
 from bertsmith.training.best_weights import BestWeights
-from bertsmith.training.journal import RunJournal
+from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.trainer import Progress
 
 EndKind = Literal["finished", "ended early", "stopped"]
@@ -43,12 +45,21 @@ class EarlyEnd:
     median: float
     """Median of other trials, which is better."""
 
-    def reason(self, metric: Metric, evaluations: int) -> str:
-        """Return the reason in words, for a run with this many evaluations."""
+    def reason(self, metric: Metric) -> str:
+        """Return the reason in words."""
         return (
-            f"its best {metric.name.replace('_', ' ')} in {self.evaluation} of {evaluations} evaluations is "
-            f"{metric.text(self.best)}, while the median of others is {metric.text(self.median)}"
+            f"its best {metric.name.replace('_', ' ')} until evaluation {self.evaluation} is "
+            f"{metric.text(self.best)}, worse than the median of others, {metric.text(self.median)} (median "
+            "stopping rule)"
         )
+
+
+def evaluated_values(folder: Path, metric: Metric) -> dict[int, float]:
+    """Return a metric by step at each evaluation of a run after a step; NaN counts as the worst value."""
+    worst = -inf if metric.larger_is_better else inf
+    lines = [line for line in read_metrics(folder) if line["kind"] == "held-out" and line["step"]]
+    found = {line["step"]: line[metric.name] for line in lines if metric.name in line}
+    return {step: worst if value is None else value for step, value in found.items()}
 
 
 StoppingRule = Callable[[Sequence[float]], EarlyEnd | None]
@@ -63,12 +74,10 @@ class Patience(Judge):
     patience: int | Literal["off"]
     """Number of evaluations that may be no better than the best one."""
     metric: Metric
-    evaluations: int
-    """Number of evaluations of the whole run."""
+    folder: Path
+    """Folder of the run, whose journal has the values of the metric so far."""
     rule: StoppingRule | None = None
     """Rule for a run of one process."""
-    values: Callable[[], Sequence[float]] = tuple
-    """Returns the values of the metric so far."""
     early_end: EarlyEnd | None = None
     """Early end by the rule, or None."""
 
@@ -76,21 +85,22 @@ class Patience(Judge):
         """Return a reason to end the run, or None."""
         if self.best is not None and self.best.has_run_out(self.patience):
             return "run.patience evaluations did not improve"
-        self.early_end = None if self.rule is None else self.rule(self.values())
+        values = () if self.rule is None else list(evaluated_values(self.folder, self.metric).values())
+        self.early_end = None if self.rule is None else self.rule(values)
         if self.early_end is None:
             return None
         self.ending = "ended early"
-        return self.early_end.reason(self.metric, self.evaluations)
+        return self.early_end.reason(self.metric)
 
 
 @dataclass(frozen=True, slots=True)
 class EarlyStopping:
-    """Conditions that end a run before its budget is spent; the run is saved and can be resumed."""
+    """Conditions that end a run before its budget is spent; without a rule, the run can be resumed."""
 
     if_flat: bool = False
     """True to end a run that has its loss at the unigram line."""
-    rule: Callable[[Sequence[float]], str] | None = None
-    """Function, for a run of one process, from the losses so far to the reason to end it, or "".
+    rule: StoppingRule | None = None
+    """Rule for a run of one process.
 
     The losses are taken from the fixed evaluation after step 0, or from the run's own evaluation without a
     fixed one.

@@ -55,9 +55,9 @@ def test_a_part_of_the_fractions_is_done_in_each_round():
 @pytest.mark.parametrize(
     ("fractions", "told"),
     [
-        ((0.9, 0.0), "--heads: 0.9 would leave 1 of 8 heads for 2 layers; .* choose at most 0.75"),
-        ((1.0, 0.0), "--heads: 1 would leave 0 of 8 heads"),
-        ((0.0, 1.0), "--ffn: 1 would leave 0 of 20 neurons for 2 layers; .* choose at most 0.9"),
+        ((0.9, 0.0), "^heads: 0.9 would leave 1 of 8 heads for 2 layers; .* choose at most 0.75"),
+        ((1.0, 0.0), "^heads: 1 would leave 0 of 8 heads"),
+        ((0.0, 1.0), "^ffn: 1 would leave 0 of 20 neurons for 2 layers; .* choose at most 0.9"),
     ],
 )
 def test_no_layer_loses_all_it_has(fractions, told):

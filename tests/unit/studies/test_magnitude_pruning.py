@@ -11,9 +11,11 @@ from bertsmith.core.errors import UserError
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.loaded_model import load
 from bertsmith.shrink.sharing import SharedShape, shared_model
-from bertsmith.studies.magnitude_pruning import MagnitudeRequest, prune_by_magnitude
-from bertsmith.studies.pruning import task_to_train
-from bertsmith.studies.sweep import Stopped
+from bertsmith.studies import magnitude_pruning
+from bertsmith.studies.cells import Cells
+from bertsmith.studies.magnitude_pruning import Sparsities
+from bertsmith.studies.pruning import PruningJob, task_to_train
+from bertsmith.studies.scheduler import Stopped
 from bertsmith.training.journal import read_metrics
 from bertsmith.training.magnitude import published_masks, sparsity_of
 from tests.command_line import bertsmith, mistake
@@ -32,7 +34,11 @@ def data(tmp_path_factory):
 def request_of(model, data, out, *settings, sparsities, rewind=None, **asked):
     how = f"sparse.gradual={sparsities[0]}" if rewind is None else f"sparse.early_at={rewind}"
     task, recipe = task_to_train(model, "sst2", [*SETTINGS, how, *settings], options=[])
-    return MagnitudeRequest(task, model, data, out, recipe, sparsities, **asked)
+    return PruningJob(task, model, data, out, recipe), Sparsities(sparsities, **asked)
+
+
+def prune_by_magnitude(request, notebook):
+    return magnitude_pruning.prune_by_magnitude(*request, notebook)
 
 
 def prune_to_one(request):
@@ -47,8 +53,15 @@ ASKED = {"sparsities": (0.6,), "rewind": 0.2, "retraining": ("weights", "rate", 
 def straight(model, data, tmp_path_factory):
     out = tmp_path_factory.mktemp("straight") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertsmith.studies.magnitude_pruning.shutil.rmtree", lambda *_, **__: None)
+        patch.setattr("shutil.rmtree", lambda *_, **__: None)
         return prune_to_one(request_of(model, data, out, **ASKED))
+
+
+@pytest.fixture(scope="module")
+def runs(straight, model, data):
+    """The folders of all trainings, and of the zeros before them."""
+    stages = magnitude_pruning.stages_of(*request_of(model, data, straight.folder, **ASKED), 0.6)
+    return {name: Cells(straight.folder / "work").folder(each) / "run" for name, each in stages.items()}
 
 
 def test_every_method_is_as_sparse_as_asked_and_the_best_is_kept(straight, data):
@@ -67,17 +80,12 @@ def test_every_method_is_as_sparse_as_asked_and_the_best_is_kept(straight, data)
     assert all(torch.equal(mask, published_masks(network)[name]) for name, mask in masks.items())
 
 
-def test_all_methods_have_the_mask_of_the_trained_weights_and_begin_where_they_should(straight):
-    work = straight.folder / "work"
-    trained, early = (
-        weights_of(work / "dense" / "tuned"),
-        load_file(work / "dense" / "tuned" / "early.safetensors"),
-    )
+def test_all_methods_have_the_mask_of_the_trained_weights_and_begin_where_they_should(runs):
+    trained, early = weights_of(runs["dense"]), load_file(runs["dense"] / "early.safetensors")
     name = "encoder.layer.0.intermediate.dense.weight"
     full, ours = f"bert.{name}", "encoder.blocks.0.feed_forward.expand.weight"
     initial = {
-        method: load_file(next((work / f"{method}-1" / "initial").glob("*.safetensors")))[full]
-        for method in ("weights", "rate", "finetune")
+        method: weights_of(runs[f"{method}-1: zeros"])[full] for method in ("weights", "rate", "finetune")
     }
     mask = initial["rate"] != 0
     assert trained[full][mask].abs().min() > trained[full][~mask].abs().max()
@@ -87,9 +95,9 @@ def test_all_methods_have_the_mask_of_the_trained_weights_and_begin_where_they_s
     assert not torch.equal(early[ours], trained[full])
 
 
-def test_the_schedule_goes_on_from_the_rewinding_step(straight):
+def test_the_schedule_goes_on_from_the_rewinding_step(runs):
     def rates(name):
-        lines = read_metrics(straight.folder / "work" / name / "tuned")
+        lines = read_metrics(runs[name])
         return {line["step"]: line["learning_rate"] for line in lines if line["kind"] == "train"}
 
     dense, weights, rate, finetune = map(rates, ("dense", "weights-1", "rate-1", "finetune-1"))
@@ -100,7 +108,7 @@ def test_the_schedule_goes_on_from_the_rewinding_step(straight):
 
 def test_a_job_that_was_stopped_ends_as_one_that_was_not(straight, model, data, tmp_path):
     request = request_of(model, data, tmp_path / "out", **ASKED)
-    for step, place in ((2, "dense"), (6, "weights-1"), (7, "rate-1"), (6, "rate-1")):
+    for step, place in ((2, "dense"), (6, "dense"), (7, "weights-1"), (6, "rate-1")):
         with stop_at(step), pytest.raises(Stopped, match=place):
             prune_to_one(request)
     ended = prune_to_one(request)
@@ -121,7 +129,7 @@ def test_several_sparsities_share_one_training_and_end_as_each_alone(model, data
     notebook = Notebook()
     low, high = prune_by_magnitude(both, notebook)
     assert [each.folder for each in (low, high)] == [tmp_path / "both" / name for name in ("0.3", "0.6")]
-    assert notebook.notes.count("dense") == 1
+    assert "weights-1" in notebook.notes and "dense" not in notebook.notes
     alone = prune_to_one(asked("one", 0.6))
     assert (high.reports, low.reports[0]) == (alone.reports, alone.reports[0])
     for name in ("mask.safetensors", "model/model.safetensors"):
@@ -130,9 +138,9 @@ def test_several_sparsities_share_one_training_and_end_as_each_alone(model, data
     assert prune_by_magnitude(both, Notebook()) == [low, high]
 
 
-def test_sparsities_that_are_nearly_the_same_have_folders_of_their_own(model, data, tmp_path):
-    request = request_of(model, data, tmp_path, sparsities=(0.5, 0.9, 0.9000001))
-    assert [place.name for place in request.places.values()] == ["0.5", "0.9", "0.9000001"]
+def test_sparsities_that_are_nearly_the_same_have_folders_of_their_own(tmp_path):
+    places = Sparsities((0.5, 0.9, 0.9000001)).places(tmp_path)
+    assert [place.name for place in places.values()] == ["0.5", "0.9", "0.9000001"]
 
 
 def test_gradually_more_weights_go_in_one_run_that_may_be_stopped(model, data, tmp_path):
@@ -153,11 +161,12 @@ def test_a_finished_job_is_none_on_another_model_or_other_examples(model, data, 
     request = request_of(*places, "run.epochs=0.2", sparsities=(0.6,))
     ended = prune_to_one(request)
     for name, line, told in (
-        ("model/vocab.txt", "sunny", r"vocab\.txt of the model has changed since"),
+        ("model/vocab.txt", "zebra", r"vocab\.txt of the model has changed since"),
         ("data/train.tsv", "my sunny cat\t1", "train of the examples has changed since"),
     ):
         before = (tmp_path / name).read_text()
-        (tmp_path / name).write_text(f"{before}{line}\n")
+        others = before.rstrip("\n").rpartition("\n")[0]
+        (tmp_path / name).write_text(f"{others}\n{line}\n")
         with pytest.raises(UserError, match=told):
             prune_to_one(request)
         (tmp_path / name).write_text(before)

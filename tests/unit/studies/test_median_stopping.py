@@ -8,8 +8,16 @@ import pytest
 
 from bertsmith.cli.finetune import show_many
 from bertsmith.finetuning.finetune import FinetuningResult
-from bertsmith.studies.median_stopping import MEDIAN_STOPPING_NOTE, MedianStopping
-from bertsmith.studies.sweep import Stopped, best_of, over_grid, over_search, over_seeds, run_trials
+from bertsmith.studies.scheduler import Stopped
+from bertsmith.studies.sweep import (
+    MEDIAN_STOPPING_NOTE,
+    MedianStopping,
+    best_of,
+    over_grid,
+    over_search,
+    over_seeds,
+    run_trials,
+)
 from bertsmith.tasks.kinds.registry import metric_named
 from bertsmith.training.early_stopping import EarlyEnd
 from bertsmith.training.journal import METRICS_FILE
@@ -65,7 +73,9 @@ def test_a_bad_trial_is_ended_and_the_table_says_so(trials, capsys):
     assert [result.early_end for result in complete] == [None] * 3
     assert (bad.early_end.evaluation, bad.early_end.median) == (1, 1.0)
     assert bad.early_end.best < 1
-    told = [note for note in notebook.notes if "the run ends early: its best accuracy in 1 of 2" in note]
+    told = [
+        note for note in notebook.notes if "the run ends early: its best accuracy until evaluation 1" in note
+    ]
     assert len(told) == 1 and MEDIAN_STOPPING_NOTE in notebook.notes
     study = trials[0].assignment.out.parent
     spread = json.loads((study / "spread.json").read_text())

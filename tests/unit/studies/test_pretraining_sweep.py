@@ -14,14 +14,8 @@ from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
 from bertsmith.corpus.token_store import TokenStore
 from bertsmith.objectives.registry import declaration
-from bertsmith.studies.pretraining_sweep import (
-    TrialOutcome,
-    draw_sweep,
-    points_of,
-    ranking,
-    stopping_rule,
-    trial_name,
-)
+from bertsmith.pretraining.pretrain import PretrainingResult
+from bertsmith.studies.sweep import draw_sweep, name_of, points_of, ranking
 from tests.tiny_runs import TINY, metrics_of, stop_at, tiny_recipe, tiny_store
 
 app = App()
@@ -39,14 +33,17 @@ def sweep(store: TokenStore, out: Path, *arguments: str) -> Result:
     return CliRunner().invoke(app, words, catch_exceptions=False)
 
 
-def outcome(name: str, *losses: float, early_end: str = "") -> TrialOutcome:
-    steps = list(range(1, len(losses) + 1))
-    return TrialOutcome(name, Path(name), 9, 90, 1.0, {}, steps, list(losses), early_end)
+DECLARED = declaration(tiny_recipe())
+
+
+def outcome(name: str, loss: float | None = None, **ends: str) -> PretrainingResult:
+    held_out = {} if loss is None else {DECLARED.deciding.name: loss}
+    return PretrainingResult(Path(name), "finished", DECLARED, held_out=held_out, **ends)
 
 
 def test_several_keys_make_a_grid():
     points = points_of(["optim.peak_lr=1e-3, 2e-3", "masking.rate=0.15,0.3"])
-    assert [trial_name(point) for point in points] == [
+    assert [name_of(point) for point in points] == [
         "peak_lr-1e-3_rate-0.15",
         "peak_lr-1e-3_rate-0.3",
         "peak_lr-2e-3_rate-0.15",
@@ -76,28 +73,18 @@ def test_a_wrong_value_is_told_of_the_sweep(store, tmp_path, values, what):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_smallest_loss_comes_first_and_what_was_ended_early_last():
+def test_the_smallest_loss_comes_first_then_what_was_ended_early_then_what_failed():
     outcomes = [
-        outcome("a", 5.0, 4.0),
+        outcome("a", 4.0),
+        outcome("f", failure="diverged"),
         outcome("b", 3.0, early_end="flat"),
-        outcome("c", 6.0, 3.5),
+        outcome("c", 3.5),
         outcome("d"),
     ]
-    metric = declaration(tiny_recipe()).deciding
-    assert [each.name for each in ranking(outcomes, metric)] == ["c", "a", "d", "b"]
+    metric = DECLARED.deciding
+    assert [each.folder.name for each in ranking(outcomes, metric)] == ["c", "a", "d", "b", "f"]
     larger = replace(metric, larger_is_better=True)
-    assert [each.name for each in ranking(outcomes, larger)] == ["a", "c", "d", "b"]
-
-
-def test_a_run_that_is_worse_than_the_median_of_those_before_ends():
-    metric = declaration(tiny_recipe()).deciding
-    before = [outcome("a", 5.0, 4.0), outcome("b", 5.2, 4.2), outcome("c", 5.4, 4.4)]
-    assert stopping_rule(metric, before[:2])([9.0]) == ""  # too few to compare with
-    rule = stopping_rule(metric, [*before, outcome("d", 1.0, 1.0, early_end="flat")])
-    assert rule([5.1]) == "" and rule([5.3, 4.7]) == ""
-    assert rule([5.3, 4.9]).startswith(
-        "at evaluation 2 the best held-out loss is 4.900, worse than the median"
-    )
+    assert [each.folder.name for each in ranking(outcomes, larger)] == ["a", "c", "d", "b", "f"]
 
 
 def test_a_sweep_runs_each_value_in_its_folder_and_ranks_them(store, tmp_path):
@@ -145,6 +132,13 @@ def test_a_hopeless_run_is_ended_early_and_not_begun_again(store, tmp_path):
     assert "the unigram line" in run["early_end"] and run["steps"] < 60
 
 
+def test_a_run_that_diverges_is_a_row_and_ends_no_other(store, tmp_path):
+    arguments = ("--steps", "4", "--sweep", "optim.peak_lr=1e30,1e-3", "--json")
+    found = json.loads(sweep(store, tmp_path / "out", *arguments).stdout.splitlines()[-1])
+    assert [run["name"] for run in found["runs"]] == ["peak_lr-1e-3", "peak_lr-1e30"]
+    assert found["best"] == "peak_lr-1e-3" and "lower optim.peak_lr" in found["runs"][1]["failure"]
+
+
 def test_the_picture_has_a_line_for_each_run(tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)  # the other tests draw nothing
     from matplotlib.axes import Axes
@@ -156,7 +150,7 @@ def test_the_picture_has_a_line_for_each_run(tmp_path, monkeypatch):
         return plot(axes, steps, values, *style, **manner)
 
     monkeypatch.setattr(Axes, "plot", spy)
-    outcomes = [outcome("a", 5.0, 4.0), outcome("b", 6.0, early_end="flat")]
-    draw_sweep(tmp_path / "sweep.png", outcomes, declaration(tiny_recipe()).deciding)
+    curves = {"a": {1: 5.0, 2: 4.0}, "b": {1: 6.0}}
+    draw_sweep(tmp_path / "sweep.png", curves, DECLARED.deciding, ended={"b"})
     assert (tmp_path / "sweep.png").read_bytes()[1:4] == b"PNG"
     assert drawn == [([1, 2], [5.0, 4.0], "a (4.000)"), ([1], [6.0], "b (6.000, ended early)")]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,8 +18,9 @@ from bertsmith.inference.unit_importance import task_importance
 from bertsmith.model.architectures.modernbert import ModernBertConfig
 from bertsmith.model.folder.model_folder import Model, write_model
 from bertsmith.model.network import new_network
-from bertsmith.studies.pruning import PruningRequest, Removal, prune, pruning_recipe, task_of_model
-from bertsmith.studies.sweep import Stopped
+from bertsmith.studies import pruning
+from bertsmith.studies.pruning import PruningJob, Removal, pruning_recipe, task_of_model
+from bertsmith.studies.scheduler import Stopped
 from tests.command_line import bertsmith, mistake
 from tests.tiny_runs import differing
 from tests.toy_folder import toy_vocabulary, write_toy_folder
@@ -41,7 +43,11 @@ def data(learned):
 def request_of(model, data, out, removal, *, trains=True):
     task, config = task_of_model(model, "")
     recipe = pruning_recipe(task, config, TRAINING, options=[])
-    return PruningRequest(task, model, data, out, removal, recipe, trains=trains)
+    return PruningJob(task, model, data, out, recipe), replace(removal, trains=trains)
+
+
+def prune(request, notebook):
+    return pruning.prune(*request, notebook)
 
 
 REMOVAL = Removal(heads=0.5, neurons=0.5, rounds=2, examples=50)
@@ -65,7 +71,7 @@ def test_the_rounds_take_their_part_and_the_model_still_knows_its_task(straight,
     found = predict_labelled([straight.folder], data).metrics()
     assert found == last.metrics["dev"]
     assert found["accuracy"] > 0.9
-    assert not (straight.folder / "rounds").exists()
+    assert not (straight.folder / "work").exists()
 
 
 def test_a_view_of_all_heads_stops_at_a_pruned_model(capsys, straight, tmp_path):
@@ -81,7 +87,7 @@ def test_a_job_that_was_stopped_ends_as_one_that_was_not(straight, learned, data
     assert not (tmp_path / "pruned" / "result.json").exists()
     with stop_at(1), pytest.raises(Stopped, match="round 1"):  # its last step: nothing of round 2 is begun
         prune(request, Notebook())
-    assert [each.name for each in (tmp_path / "pruned" / "rounds").glob("?")] == ["1"]
+    assert len(list((tmp_path / "pruned" / "work").glob("cut-*"))) == 2  # as given, and round 1
     with stop_at(2), pytest.raises(Stopped, match="round 2"):
         prune(request, Notebook())
     ended = prune(request, Notebook())
@@ -99,11 +105,11 @@ def test_a_job_killed_while_it_cuts_begins_that_round_anew(learned, data, tmp_pa
         patch.setattr("bertsmith.studies.pruning.write_finetuned", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prune(request, Notebook())
-    assert not list((tmp_path / "pruned" / "rounds").glob("1/pruned*"))
+    assert not list((tmp_path / "pruned" / "work").glob("*/run/model"))
     assert sum(prune(request, Notebook()).rounds[-1].heads) == 6
 
 
-@pytest.mark.parametrize("name", ["given", "1/pruned", "result"])
+@pytest.mark.parametrize("name", ["facts", "result"])
 def test_a_job_killed_before_a_file_of_facts_goes_on(name, learned, data, tmp_path, monkeypatch):
     request = request_of(learned, data, tmp_path / "pruned", Removal(heads=0.25, rounds=1), trains=False)
 
@@ -116,7 +122,7 @@ def test_a_job_killed_before_a_file_of_facts_goes_on(name, learned, data, tmp_pa
         with pytest.raises(AssertionError, match="killed here"):
             prune(request, Notebook())
     assert sum(prune(request, Notebook()).rounds[-1].heads) == 6
-    assert load(request.out, device="cpu").model.network.config.layer_heads
+    assert load(request[0].out, device="cpu").model.network.config.layer_heads
 
 
 def test_the_least_important_heads_go_first(learned, data, tmp_path):
@@ -162,7 +168,7 @@ def test_a_job_does_not_go_on_with_another_model_or_other_examples(
     shutil.copytree(data, tmp_path / "data")
     places = (tmp_path / "learned", tmp_path / "data", tmp_path / "pruned")
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr("bertsmith.studies.pruning.finetune", lambda *_: 1 / 0)
+        patch.setattr("bertsmith.studies.stages.finetune", lambda *_: 1 / 0)
         prune(request_of(*places, Removal(heads=0.25, rounds=1)), Notebook())
     change(tmp_path / changed)
     words = [f"--set={each}" for each in TRAINING]

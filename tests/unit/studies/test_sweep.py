@@ -5,14 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from bertsmith.core.errors import UserError
+from bertsmith.cli.finetune import show_many
+from bertsmith.core.errors import Diverged, UserError
 from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.model_path import model_folder
+from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.sweep import (
     GRID,
     RATES,
-    Stopped,
     best_of,
     over_folds,
     over_grid,
@@ -144,6 +145,19 @@ def test_cells_that_are_finished_are_not_done_again(assignment):
     assert done.stat().st_mtime_ns == before
     assert "resumes from step 2" in notebook.notes
     assert [note for note in notebook.notes if note.startswith("[")] == ["[1/2] seed-0", "[2/2] seed-1"]
+
+
+def test_a_run_that_fails_is_a_row_with_its_reason_and_ends_no_other(assignment, capsys):
+    trials = over_grid(assignment, {"optim.peak_lr": (1e35, 1e-3)})
+    failed, good = run_trials(trials, Notebook())
+    assert "the run diverged" in failed.failure and good.metrics["dev"]
+    written = json.loads((assignment.out / "spread.json").read_text())
+    assert (written["best"], written["failed"]) == ("peak_lr-0.001", {"peak_lr-1e+35": failed.failure})
+    assert written["spreads"]["dev"]["accuracy"]["runs"] == 1
+    show_many({trial.name: each for trial, each in zip(trials, (failed, good), strict=True)}, as_json=False)
+    assert capsys.readouterr().out.startswith(f"peak_lr-1e+35: failed: {failed.failure}\n")
+    with pytest.raises(Diverged):
+        run_trials(trials[:1], Notebook())
 
 
 def test_the_spread_is_written_beside_the_runs(assignment):

@@ -18,8 +18,9 @@ from bertsmith.model.transformer.transformer_config import TransformerConfig
 if TYPE_CHECKING:
     from torch import nn
 
+    from bertsmith.model.embeddings import Embeddings
     from bertsmith.model.heads import MaskedLanguageHead, OutputHead, Pooler, Reads
-    from bertsmith.model.transformer.transformer import Embeddings, PostNormBlock, Transformer
+    from bertsmith.model.transformer.transformer import PostNormBlock, Transformer
 
 # ---- config.json
 
@@ -124,7 +125,7 @@ def build_embeddings(
     """Build word, position and segment tables, and task types if the config has them."""
     from torch import nn
 
-    from bertsmith.model.transformer.transformer import Embeddings, PositionTable, SegmentTable, TaskTypeTable
+    from bertsmith.model.embeddings import Embeddings, PositionTable, SegmentTable, TaskTypeTable
 
     width = config.embedding_width
     added: dict[str, PositionTable | SegmentTable | TaskTypeTable] = {

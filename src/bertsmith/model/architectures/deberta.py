@@ -112,19 +112,13 @@ def build_encoder(config: DebertaConfig) -> "DisentangledEncoder":
     from torch import nn
 
     from bertsmith.model.attention.rule import AttentionRule
+    from bertsmith.model.embeddings import Embeddings, SegmentTable
     from bertsmith.model.transformer.disentangled import (
         DisentangledAttention,
         DisentangledEncoder,
         RelativePositions,
     )
-    from bertsmith.model.transformer.transformer import (
-        Embeddings,
-        FeedForward,
-        Norms,
-        PostNormBlock,
-        SegmentTable,
-        attention_shape,
-    )
+    from bertsmith.model.transformer.transformer import FeedForward, Norms, PostNormBlock, attention_shape
 
     def norm() -> nn.LayerNorm:
         return nn.LayerNorm(config.width, eps=config.norm_eps)

@@ -121,7 +121,8 @@ def build_encoder(config: GptConfig) -> "Transformer":
     """Build word and position tables, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
-    from bertsmith.model.transformer.transformer import Embeddings, PositionTable, Transformer
+    from bertsmith.model.embeddings import Embeddings, PositionTable
+    from bertsmith.model.transformer.transformer import Transformer
 
     width = config.width
     words, places = nn.Embedding(config.vocabulary, width), PositionTable(config.positions, width)

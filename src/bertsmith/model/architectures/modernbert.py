@@ -256,7 +256,8 @@ def build_encoder(config: ModernBertConfig) -> "Transformer":
     """Build word embeddings, pre-norm blocks and a last LayerNorm."""
     from torch import nn
 
-    from bertsmith.model.transformer.transformer import Embeddings, Transformer
+    from bertsmith.model.embeddings import Embeddings
+    from bertsmith.model.transformer.transformer import Transformer
 
     words = nn.Embedding(config.vocabulary, config.width)
     embeddings = Embeddings(words, {}, norm=_norm(config), dropout=config.embedding_dropout)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from bertsmith.model.attention.projection import Attend, Projection
+from bertsmith.model.embeddings import Embeddings
 from bertsmith.model.heads import OutputHead
 from bertsmith.model.inference.inference_linear import (
     FUSED,
@@ -41,7 +42,6 @@ from bertsmith.model.lora import LoraLinear, with_shared_weights
 from bertsmith.model.network import Network
 from bertsmith.model.transformer.transformer import (
     Block,
-    Embeddings,
     GatedFeedForward,
     PostNormBlock,
     PreNormBlock,

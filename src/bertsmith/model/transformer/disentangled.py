@@ -17,8 +17,9 @@ from torch.nn import functional
 from bertsmith.model.attention.projection import Attend
 from bertsmith.model.attention.rule import AttentionRule
 from bertsmith.model.attention.watched import WatchedAttention
+from bertsmith.model.embeddings import Embeddings
 from bertsmith.model.kernels.elementwise import Dropout
-from bertsmith.model.transformer.transformer import AttentionShape, Embeddings, SelfAttention, Transformer
+from bertsmith.model.transformer.transformer import AttentionShape, SelfAttention, Transformer
 from bertsmith.packed import ALL, Layout, PackedBatch, Rows
 
 
