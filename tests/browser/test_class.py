@@ -199,7 +199,7 @@ def test_why_tells_what_an_answer_rests_on(seen: Visit) -> None:
 def test_two_models_answer_side_by_side(seen: Visit) -> None:
     seen.open("compare")
     panel = seen.page.locator("#panel-compare")
-    panel.get_by_label("Beside it").select_option("sst2")
+    panel.get_by_label("Compare with").select_option("sst2")
     expect(panel.locator(".beside > section > h3")).to_have_text(["default", "sst2"])
     expect(panel.locator("table.heat")).to_have_count(2)
 
@@ -207,7 +207,7 @@ def test_two_models_answer_side_by_side(seen: Visit) -> None:
 def test_what_the_second_model_cannot_do_is_said_in_its_place(seen: Visit) -> None:
     seen.open("classify")
     panel = seen.page.locator("#panel-classify")
-    panel.get_by_label("Beside it").select_option("stsb")
+    panel.get_by_label("Compare with").select_option("stsb")
     expect(panel.locator(".of-model .note.wrong")).to_contain_text("pairs")
     expect(panel.locator(".verdict")).to_have_count(1)
     seen.complaints.clear()  # the browser itself notes every reply with a status of 422

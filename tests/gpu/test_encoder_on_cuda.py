@@ -23,7 +23,7 @@ def ragged(rng: random.Random, lengths: list[int]):
 
 
 def network_of(model_type: str, **changes):
-    sizes = {"width": 128} if model_type == "elmo" else {"width": 128, "heads": 2, "inner": 256}
+    sizes = {} if model_type == "elmo" else {"width": 128, "heads": 2, "inner": 256}
     config = tiny_encoder_config(model_type, **sizes, **changes)
     return new_network(
         config, {"mlm": 0, "classify": 3} | needed(model_type), torch.Generator().manual_seed(1)

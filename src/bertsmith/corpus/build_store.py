@@ -235,7 +235,7 @@ def _check_disk(files: Sequence[Path], out: Path) -> None:
 
 
 def prepare_block(block: readers.Block, state: PipelineState) -> PreparedBlock:
-    """Return the documents of a block as tokens, without those that are dropped by themselves."""
+    """Return the documents of a block as tokens, without documents dropped independently of others."""
     dropped: Counter[str] = Counter()
     kept: list[readers.Document] = []
     for document in readers.documents_of(block):

@@ -98,7 +98,7 @@ def references_of(
         references[LINEAR_PROBE] = {next(iter(found.metrics)): of_probe}
         if best_step == 0:
             notes.append(
-                "tuning did not improve on the linear probe, so the probe's weights were kept: use `quick`"
+                "tuning did not improve on the linear probe, so its weights were kept; `quick` stops there"
             )
     if simple and run.assignment.task.own:
         try:

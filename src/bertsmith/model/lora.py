@@ -184,11 +184,6 @@ def adapters_of(network: Network) -> Iterator[tuple[str, LowRank]]:
             yield name, adapter
 
 
-def has_adapters(network: Network) -> bool:
-    """True if any layer has an adapter."""
-    return any(isinstance(module, LoraLinear) for module in network.modules())
-
-
 def with_shared_weights(network: Network) -> Network:
     """Return a network with the weights of another; adapters added to it do not change the other."""
     tensors = chain(network.parameters(), network.buffers())

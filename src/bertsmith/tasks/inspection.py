@@ -28,7 +28,7 @@ _MIN_ADVERSARIAL = 0.05
 _GLUE = "(Wang et al. 2018, GLUE)"
 _PUBLISHED_SHIFTS = {
     "qqp": f"QQP's test set has other class fractions than its training set {_GLUE}: a decision threshold "
-    "that is tuned on the development set may not fit it",
+    "that is tuned on the development set may not fit the test set",
     "wnli": f"65 % of WNLI's test set are not_entailment {_GLUE}: the constant answer is hard to beat",
 }
 
@@ -429,5 +429,5 @@ def _shifted_classes(summaries: Sequence[SplitSummary], kind: AnyKind) -> Iterat
         if abs(one - other) >= max(_MIN_SHIFT, _MIN_SIGMAS * error):
             yield (
                 f"the labels shift: {label!r} is {one:.1%} of train and {other:.1%} of {split.name}; what a "
-                "model learns about their frequency, and a threshold, may not fit it"
+                "model learns about their frequency, and a threshold, may not fit there"
             )

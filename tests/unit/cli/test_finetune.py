@@ -225,7 +225,7 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
         (
             "sst2",
             ("--minutes", "1"),
-            "--quick --minutes: a head that is solved does not take steps; remove one of them",
+            "--quick --minutes: a head that is solved takes no steps; remove one of them",
         ),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; remove --seeds"),
         ("sst2", ("--random", "3"), "--quick --random: a solved head is the same in every run"),

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from bertsmith.core.errors import UserError
 from bertsmith.finetuning.predict import predict_labelled
 from bertsmith.inference.loaded_model import load
-from bertsmith.model.lora import has_adapters
+from bertsmith.model.lora import adapters_of
 from bertsmith.recipe.finetuning_schema import LoraSection, Target
 from bertsmith.tasks.catalogue import task_named
 from bertsmith.tasks.task_recipe import finetuning_recipe
@@ -76,7 +76,7 @@ def test_a_fresh_pooler_is_kept_with_the_head(model, tmp_path):
 def test_an_adapter_is_a_start_for_full_fine_tuning_but_not_for_another_adapter(model, tmp_path):
     first = tune("sst2", model, tmp_path / "first", *LORA, *SHORT).folder
     second = tune("sst2", first, tmp_path / "second", *SHORT).folder
-    assert not has_adapters(load(second, device="cpu").model.network)
+    assert not any(adapters_of(load(second, device="cpu").model.network))
     assert "the head classify of the folder is kept" in (second / "card.md").read_text()
     with pytest.raises(UserError, match="is an adapter, but a whole model is required; merge it first"):
         tune("sst2", first, tmp_path / "third", *LORA, *SHORT)

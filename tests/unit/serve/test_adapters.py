@@ -9,7 +9,7 @@ from bertsmith.core.errors import UserError
 from bertsmith.inference.engine import Engine
 from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.model.inference.inference_linear import AdaptedLinear
-from bertsmith.model.lora import has_adapters
+from bertsmith.model.lora import adapters_of
 from bertsmith.recipe.finetuning_schema import TextSection
 from bertsmith.serve.app import Application
 from bertsmith.serve.server_config import ServerConfig
@@ -52,14 +52,14 @@ def test_the_base_is_held_once_and_answers_are_those_of_separate_servers(folders
     together = application_of(folders)
     for name, (path, body) in REQUESTS.items():
         alone = application_of({name: folders[name]})
-        assert not has_adapters(alone.models[name].load().model.network)  # merged: it shares with nobody
+        assert not any(adapters_of(alone.models[name].load().model.network))  # merged: it shares with nobody
         (one, other) = (numbers_of(post(each, path, body | {"model": name})) for each in (together, alone))
         assert one == other
     base = together.models["base"].load()
     weights = dict(base.model.network.named_parameters())
     for name in TASKS:
         bert = together.models[name].load()
-        assert has_adapters(bert.model.network)
+        assert any(adapters_of(bert.model.network))
         shared = {key: each for key, each in bert.model.network.encoder.named_parameters(prefix="encoder")}
         for key, parameter in shared.items():
             assert ".adapters." in key or parameter.data_ptr() == weights[key].data_ptr()
@@ -97,7 +97,7 @@ def test_a_base_that_is_not_served_itself_is_shared_too(folders):
 
 def test_adapters_are_merged_one_by_one_where_weights_have_8_bits(folders):
     application = Application(ServerConfig(models=folders, device="cpu", precision="int8"))
-    assert not has_adapters(application.models["mood"].load().model.network)
+    assert not any(adapters_of(application.models["mood"].load().model.network))
 
 
 def test_adapters_can_be_served_over_another_place_of_their_base(folders, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,8 @@ from bertsmith.core.errors import UserError
 from bertsmith.text import word_counts
 from bertsmith.text.unigram_pipeline import albert_pipeline
 from tests.scripts import started
-from tests.tokenizer_makers import ALBERT_SPECIAL, PARAGRAPH
+from tests.tokenizer_makers import ALBERT_SPECIAL
+from tests.worker_jobs import MANY, open_slowly, refuse, split_at_blank_lines
 
 any_text = st.lists(
     st.sampled_from(
@@ -60,20 +60,6 @@ def test_words_of_a_unigram_model_are_those_of_alberts_pipeline(text: str) -> No
         assert cut(word_counts.UnigramWords(case), text) == expected
 
 
-def split_at_blank_lines(batch: str) -> list[str]:
-    return batch.split("\n\n")
-
-
-def refuse(batch: str) -> list[str]:
-    raise UserError("is no text", where=batch, remedy="give text")
-
-
-def open_slowly(mark: Path) -> list[str]:
-    time.sleep(0.5)
-    mark.touch()
-    return ["word"]
-
-
 def counts_of(batches: list[str], *, workers: int, distinct_words: int = 1000) -> word_counts.WordCounts:
     counting = word_counts.Counting(
         split_at_blank_lines,
@@ -83,9 +69,6 @@ def counts_of(batches: list[str], *, workers: int, distinct_words: int = 1000) -
         distinct_words=distinct_words,
     )
     return word_counts.count_words(batches, counting, workers=workers)
-
-
-MANY = [f"{PARAGRAPH}\n\nword{number} word{number % 3}\n\n{PARAGRAPH[number:]}" for number in range(11)]
 
 
 def test_two_processes_count_as_one_does_even_when_rare_words_are_forgotten() -> None:
@@ -169,7 +152,7 @@ ENDLESS = """
 import itertools
 from bertsmith.text.word_counts import Counting, count_words
 from bertsmith.text.word_counts import BertWords
-from tests.unit.text.test_word_counts import MANY, split_at_blank_lines
+from tests.worker_jobs import MANY, split_at_blank_lines
 def batches():
     yield from MANY
     print("begun", flush=True)
@@ -194,7 +177,7 @@ def test_an_interrupt_of_the_whole_group_is_the_parents_business(tmp_path) -> No
 SCRIPT = """
 from bertsmith.text.learn_vocabulary import VocabularySettings, learn_vocabulary
 from bertsmith.text.word_counts import Counting, count_words
-from tests.unit.text.test_word_counts import MANY, split_at_blank_lines
+from tests.worker_jobs import MANY, split_at_blank_lines
 for kind in ("wordpiece", "wordpiece-frequency", "byte-bpe"):
     settings = VocabularySettings(400, kind)
     counts = count_words(MANY, Counting(split_at_blank_lines, settings.cutter(), batches_per_task=2))

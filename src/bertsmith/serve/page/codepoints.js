@@ -24,7 +24,7 @@ export function brief(text, most = 80) {
   return unitIndices(text).length - 1 > most ? `${slice(text, 0, most - 1)}…` : text;
 }
 
-/** The text with what stands between two code points replaced. */
+/** The text with the part between two code points replaced. */
 export function replace(text, start, end, by) {
   const units = unitIndices(text);
   return text.slice(0, units[start]) + by + text.slice(units[end]);

@@ -5,7 +5,7 @@ import { savePng, saveSvg } from "./pictures.js";
 
 /**
  * A slider over the layers, 0 to `last`; `change(layer)` hears of moves. `fit(last)` sets how many there are, and
- * `name(layer)` says what stands beside it.
+ * `name(layer)` gives its label.
  */
 export function layerSlider(change, { first = "the word alone" } = {}) {
   const box = make("input", { type: "range", min: 0, max: 0, step: 1, value: 0 });

@@ -14,7 +14,7 @@ export function warmth(cosine) {
   return PALEST + (1 - PALEST) * Math.min(1, Math.max(0, cosine)) ** 3;
 }
 
-/** The table of these cosines, with the texts beside its rows. */
+/** The table of these cosines, with the texts next to its rows. */
 export function heatTable(similarity, texts) {
   const columns = texts.map((text, i) => make("th", { scope: "col", title: text }, String(i + 1)));
   const head = make("thead", {}, make("tr", {}, make("td"), ...columns));

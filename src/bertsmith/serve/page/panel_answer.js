@@ -1,4 +1,4 @@
-// Questions about a passage: the answer is marked where it stands.
+// Questions about a passage: the answer is marked in it.
 
 import { pieces } from "./codepoints.js";
 import { field, make, percent, quoted, withNumber } from "./elements.js";
@@ -27,7 +27,7 @@ const EXAMPLES = [
     passage:
       "The lighthouse stands on a cliff above the bay. It is painted in red and white, and its lamp can be " +
       "seen for twenty miles.",
-    notice: "Nothing here says who. A model of SQuAD 1.1 must point at something; one of SQuAD 2.0 may say so.",
+    notice: "The passage does not say who. A model of SQuAD 1.1 must mark something; one of SQuAD 2.0 may say so.",
   },
   {
     name: "No because",
@@ -48,8 +48,8 @@ export const answer = {
   title: "Find the answer",
   group: "Ask",
   abilities: ["answer"],
-  lead: "Ask something that the passage says. The model points at the words that answer it, or says that none do.",
-  absence: "Answering from a passage takes a model that was fine-tuned on questions, such as SQuAD.",
+  lead: "Ask something that the passage answers. The model marks the answer, or finds that there is none.",
+  absence: "Answering from a passage requires a model that was fine-tuned on questions, such as SQuAD.",
   remedy: ["bertsmith finetune squad2 --data squad/ --out runs/squad2", "bertsmith serve --model qa=runs/squad2"],
   build,
 };
@@ -100,7 +100,7 @@ function show(result, reply, passage) {
   return reply.no_answer ? "The passage does not say." : `The answer: ${found[0]?.text}`;
 }
 
-/** That there is no answer, as one more candidate, where the model was taught that this happens. */
+/** "No answer" as one more candidate, if the model was trained for it. */
 function noAnswer({ no_answer_probability: probability }) {
   return Number.isFinite(probability) ? [{ text: NONE, start: -1, end: -1, probability }] : [];
 }

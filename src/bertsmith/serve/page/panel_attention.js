@@ -22,12 +22,12 @@ const EXAMPLES = [
   {
     name: "A pair",
     texts: ["The cat sat on the mat.", "It purred and fell asleep."],
-    notice: "“It” stands in the second sentence and reads across [SEP] in the first: heads join the two.",
+    notice: "“It” is in the second sentence and reads the first across [SEP]: heads join the two.",
   },
   {
     name: "Who gave?",
     texts: ["Maria gave her brother the book that he had wanted.", ""],
-    notice: "Look through the heads: some only read the token before or after, whatever the sentence says.",
+    notice: "Look through the heads: some only read the token before or after, in any sentence.",
   },
 ];
 const MEAN = "mean";

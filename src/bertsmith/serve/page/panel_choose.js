@@ -1,4 +1,4 @@
-// Which of several texts goes on, or answers: a context and its options, one per line.
+// Which of several texts continues, or answers: a context and its options, one per line.
 
 import { bars, spoken } from "./bars.js";
 import { field, make, percent, quoted } from "./elements.js";
@@ -14,7 +14,7 @@ const EXAMPLES = [
     name: "Why?",
     context: "The streets were wet in the morning. Why were they?",
     options: ["It had rained in the night.", "The sun had shone all day.", "The shop was closed."],
-    notice: "Write a fourth option: the shares of all others change, for together they are 100 %.",
+    notice: "Write a fourth option: the shares of all others change, because together they are 100 %.",
   },
 ];
 
@@ -23,8 +23,8 @@ export const choose = {
   title: "Choose",
   group: "Ask",
   abilities: ["choose"],
-  lead: "A sentence and how it may go on, or a question and its possible answers: the model weighs them against each other.",
-  absence: "Choosing takes a model that was fine-tuned on questions with options, such as SWAG or RACE.",
+  lead: "A sentence and its possible continuations, or a question and its possible answers: the model compares them.",
+  absence: "Choosing requires a model that was fine-tuned on questions with options, such as SWAG or RACE.",
   remedy: ["bertsmith finetune swag --data swag/ --out runs/swag", "bertsmith serve --model swag=runs/swag"],
   build,
 };

@@ -30,7 +30,7 @@ const PAIRS = [
   {
     name: "Against",
     texts: ["The shop closes at six on Saturdays.", "You can buy bread there on Saturday night."],
-    notice: "No word of the second denies the first: it takes knowing that night comes after six.",
+    notice: "No word of the second denies the first: the model has to know that night is after six.",
   },
 ];
 // Labels of the pair tasks of GLUE, SNLI and SICK; a model of one score is one of those too (STS-B, SICK-R).
@@ -41,8 +41,8 @@ export const classify = {
   title: "Classify",
   group: "Ask",
   abilities: ["classify", "score"],
-  lead: "A mood, a topic, or how two sentences stand to each other: whatever the model was fine-tuned to tell apart.",
-  absence: "Classifying takes a model that was fine-tuned on labelled texts: a task of GLUE, or a table of your own.",
+  lead: "A mood, a topic, or the relation of two sentences: the classes that the model was fine-tuned for.",
+  absence: "Classifying requires a model that was fine-tuned on labelled texts: a task of GLUE, or your own table.",
   remedy: ["bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2", "bertsmith serve --model sst2=runs/sst2"],
   build,
 };

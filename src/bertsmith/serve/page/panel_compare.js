@@ -11,7 +11,7 @@ const EXAMPLES = [
     text:
       "The cat sat on the mat.\nA dog slept on the rug.\nShares fell sharply on Monday.\n" +
       "The stock market lost ground.\nThe recipe needs two eggs and some flour.",
-    notice: "Which sentences share no word and are close all the same?",
+    notice: "Which sentences are close without sharing a word?",
   },
   {
     name: "Weather",
@@ -38,7 +38,7 @@ function build(frame) {
   const text = field("Sentences", { lines: 5, value: EXAMPLES[0].text });
   frame.inputs.append(text.root);
   const layered = tick("Layer by layer");
-  const centred = tick("Less their mean", { title: "Take away what all tokens share before comparing" });
+  const centred = tick("Less their mean", { title: "Subtract the part that all tokens share before comparing" });
   const set = (example) => (text.box.value = example.text);
   frame.tools([layered.root, centred.root], EXAMPLES.map((example) => ({ ...example, set: () => set(example) })));
   frame.keep("text", text.box);

@@ -1,4 +1,4 @@
-// Names and other stretches, marked where they stand; or the tag of every word.
+// Names and other spans, marked in the text; or the tag of every word.
 
 import { pieces } from "./codepoints.js";
 import { choice, field, make, percent } from "./elements.js";
@@ -18,7 +18,7 @@ const EXAMPLES = [
   {
     name: "With emoji",
     text: "Off to London 🇬🇧 and then Paris 🗼 with the whole band!",
-    notice: "The marks sit on the names, to the letter, whatever stands between them.",
+    notice: "The marks cover the names exactly, with any characters between them.",
   },
 ];
 
@@ -27,8 +27,8 @@ export const entities = {
   title: "Find names",
   group: "Ask",
   abilities: ["tag"],
-  lead: "People, places, whatever the model was taught to mark, shown where they stand in your text.",
-  absence: "Marking names takes a model that was fine-tuned on tagged words, such as CoNLL-2003.",
+  lead: "People, places and everything else that the model was trained to mark, shown in your text.",
+  absence: "Marking names requires a model that was fine-tuned on tagged words, such as CoNLL-2003.",
   remedy: ["bertsmith finetune ner --data conll/ --out runs/ner", "bertsmith serve --model ner=runs/ner"],
   build,
 };
@@ -72,7 +72,7 @@ const kind = (label) => label.replace(/^[BIES]-/, "");
 function legend(spans, tint) {
   const counts = new Map();
   for (const { label } of spans) counts.set(label, (counts.get(label) ?? 0) + 1);
-  if (!counts.size) return make("p", { class: "lead" }, "Nothing is marked in this text.");
+  if (!counts.size) return make("p", { class: "lead" }, "The model marks nothing in this text.");
   const entries = [...counts].map(([label, count]) => make("li", { class: tint(label) }, `${label} × ${count}`));
   return make("ul", { class: "legend" }, ...entries);
 }

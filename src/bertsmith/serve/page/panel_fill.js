@@ -11,7 +11,7 @@ const EXAMPLES = [
   {
     name: "Capital",
     text: "Paris is the [MASK] of France.",
-    notice: "Tick “Layer by layer”: what stands in the blank before “capital” does, and how late does that come?",
+    notice: "Tick “Layer by layer”: which guesses come before “capital”, and after which layer does it appear?",
   },
   {
     name: "Two blanks",
@@ -21,7 +21,7 @@ const EXAMPLES = [
   {
     name: "A book",
     text: "He opened the [MASK] and read the first chapter.",
-    notice: "What he opened is told by what comes after it: BERT reads both sides. Delete the end and see.",
+    notice: "The words after the blank show what he opened: BERT reads both sides. Delete the end and see.",
   },
   {
     name: "Doctor",
@@ -31,7 +31,7 @@ const EXAMPLES = [
   {
     name: "Numbers",
     text: "A spider has [MASK] legs.",
-    notice: "What it gets wrong: a small model knows that a number stands here, and guesses which.",
+    notice: "What it gets wrong: a small model knows that this is a number, but guesses which.",
   },
 ];
 
@@ -43,7 +43,7 @@ export const fill = {
   lead:
     "Hide a word and BERT guesses it from both sides. " +
     "Type, press a word to hide it, or press a guess to put it in.",
-  absence: "Guessing hidden words takes a pre-trained model with its masked-language head.",
+  absence: "Guessing hidden words requires a pre-trained model with its masked-language head.",
   remedy: ["bertsmith serve"],
   build,
 };
@@ -63,7 +63,7 @@ function build(frame) {
   start(EXAMPLES[0].text);
   frame.keep("text", text.box);
   frame.keep("layers", layered.box);
-  const guessed = []; // the best guesses, which stand for the blanks in panels that have none
+  const guessed = []; // the best guesses, which replace the blanks in panels without blanks
   frame.carries(text.box, {
     give: (value) => guessed.reduce((filled, token) => filled.replace(maskOf(), token), value),
     take: (value) => value,

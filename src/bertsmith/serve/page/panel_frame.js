@@ -1,4 +1,4 @@
-// What every panel has: a heading, a model or two side by side, examples with what to notice, a place for the result
+// The frame of every panel: a heading, one or two models, examples with hints, a place for the result
 // and one line for what went wrong. What it shows is kept in the address, and its sentence goes to the other panels.
 
 import { addressOf, readAddress, writeAddress } from "./address.js";
@@ -26,7 +26,7 @@ export class PanelFrame {
     this.spoken = make("p", { class: "unseen", "aria-live": "polite" });
     this.idle = null; // for a panel that shows something before there is an answer: says whether it did
     this.chooser = this.#chooser("Model", models.map(({ name }) => [name, name]));
-    this.beside = this.#chooser("Beside it", [["", "nothing"], ...models.map(({ name }) => [name, name])]);
+    this.beside = this.#chooser("Compare with", [["", "nothing"], ...models.map(({ name }) => [name, name])]);
     this.keep("model", this.chooser.box);
     this.keep("beside", this.beside.box);
     const lone = models.length < 2 ? make("span", { class: "quiet-number" }, models[0].name) : null;

@@ -1,4 +1,4 @@
-// The models that are served, and what would bring the panels that are not here.
+// The models of the server, and the models that missing panels need.
 
 import { make } from "./elements.js";
 
@@ -13,7 +13,7 @@ function fill(root, models, missing) {
   root.append(make("p", { class: "lead" }, "The page shows what these models can do."));
   root.append(make("div", { class: "wide", tabindex: "0", role: "region", "aria-label": "Models" }, table(models)));
   if (!missing.length) return;
-  root.append(make("h3", { class: "section" }, "What is missing, and what would bring it"));
+  root.append(make("h3", { class: "section" }, "Missing panels, and the models for them"));
   root.append(make("div", { class: "cards missing" }, ...missing.map(card)));
   const option = make("code", {}, "--model name=folder");
   root.append(make("p", { class: "lead" }, "Give ", option, " once for each model to serve, those of today too."));

@@ -6,12 +6,12 @@ const EXAMPLES = [
   {
     name: "Coffee",
     texts: ["We got some time.", "Should we get some coffee?"],
-    notice: "“We” and “some” are in both. Write “Let us drink coffee.” for B, which shares no word: does it follow all the same?",
+    notice: "“We” and “some” are in both. Write “Let us drink coffee.” for B, which shares no word: does it still follow?",
   },
   {
     name: "At sea",
     texts: ["The ship left the harbour at dawn.", "By noon the coast was out of sight."],
-    notice: "What it gets wrong: swap the two sentences. A small model minds the topic, hardly the order.",
+    notice: "What it gets wrong: swap the two sentences. A small model uses the topic, and hardly the order.",
   },
   {
     name: "Out of place",
@@ -28,7 +28,7 @@ const TURNS = [
   ["They do, and the owner plays the piano in the evening.", "The county had 4,512 inhabitants in 2010."],
   ["Then we should stay for dinner.", "Most beetles have two pairs of wings."],
 ];
-const HOW_TO = "Press the line that goes on, or the stray one, and see what the model thinks of it.";
+const HOW_TO = "Press the line that continues the dialogue, or the stray one, and see the model's prediction.";
 const THE_END = "That was all. Each line shows how sure the model was that it follows the one before.";
 
 export const next = {
@@ -39,7 +39,7 @@ export const next = {
   lead:
     "In pre-training, half of the pairs were neighbours in a text and half were strangers. " +
     "The model still tells them apart.",
-  absence: "This takes a pre-trained model with its next-sentence head.",
+  absence: "This requires a pre-trained model with its next-sentence head.",
   remedy: ["bertsmith serve"],
   build,
 };

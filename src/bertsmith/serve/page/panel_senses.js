@@ -20,14 +20,14 @@ const EXAMPLES = [
       "They sat on the bank of the river.\nTrees grow on the north bank of the lake.\n" +
       "The boat was pulled up on the muddy bank.\nThe bank lent him money to buy a house.\n" +
       "She works for a large bank in the city.\nThe bank raised its interest rates.",
-    notice: "After which layer do river banks and money banks lie apart? Some sentence may stay between.",
+    notice: "After which layer are river banks and money banks apart? Some sentence may stay between.",
   },
   {
     name: "light",
     lines:
       "The light of the sun fell on the floor.\nShe turned off the light in the kitchen.\n" +
       "The box was light enough to carry.\nA light rain fell in the morning.\nThey travel at the speed of light.",
-    notice: "What it gets wrong: noun and adjective stay one cloud in a small model. Which two lie closest?",
+    notice: "What it gets wrong: noun and adjective stay one cloud in a small model. Which two are closest?",
   },
 ];
 const MOST = 20;
@@ -43,7 +43,7 @@ export const senses = {
   abilities: ["look"],
   lead:
     "A word's vector depends on its sentence. " +
-    "Here are the vectors of one word after each layer, in the plane that spreads them most.",
+    "Here are the vectors of one word after each layer, in the plane that separates them most.",
   absence: "Any model can do this.",
   remedy: ["bertsmith serve"],
   build,
@@ -54,7 +54,7 @@ function build(frame) {
   const text = field("Sentences with it, one per line", { lines: 6, value: EXAMPLES[0].lines });
   frame.inputs.append(word.root, text.root);
   const set = ({ name, lines }) => ((word.box.value = name), (text.box.value = lines));
-  const centred = tick("Less their mean", { title: "Take away what all tokens share before comparing" });
+  const centred = tick("Less their mean", { title: "Subtract the part that all tokens share before comparing" });
   frame.tools([centred.root], EXAMPLES.map((example) => ({ ...example, set: () => set(example) })));
   const chosen = { layer: null };
   frame.keep("word", word.box);
@@ -67,7 +67,7 @@ function build(frame) {
     if (!wanted) return "Write a word.";
     if (wanted.length > LONGEST_WORD) return `A word of at most ${LONGEST_WORD} characters, please.`;
     const without = lines.findIndex((line) => !holds(line, wanted));
-    if (without >= 0) return `“${brief(lines[without])}” has no “${wanted}”.`;
+    if (without >= 0) return `“${brief(lines[without])}” does not contain “${wanted}”.`;
     if (lines.length < 2) return `Write two sentences or more with “${wanted}”, one per line.`;
     return lines.length > MOST ? `At most ${MOST} sentences, please.` : { word: wanted, sentences: lines };
   }

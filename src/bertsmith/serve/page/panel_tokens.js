@@ -12,12 +12,12 @@ const EXAMPLES = [
   {
     name: "Rare words",
     texts: ["The blacksmith unhooked the samovar.", "Its chimney clattered quixotically."],
-    notice: "A word that is not in the vocabulary is put together from pieces; ## goes on with a word.",
+    notice: "A word that is not in the vocabulary is put together from pieces; ## continues a word.",
   },
   {
     name: "Emoji",
     texts: ["We had ramen 🍜 in Kyōto.", "It was unforgettable!"],
-    notice: "What the vocabulary lacks becomes [UNK]: for the model all such signs are the same.",
+    notice: "Characters outside the vocabulary become [UNK]: for the model they are all the same.",
   },
 ];
 const FATES = {
@@ -85,7 +85,7 @@ function embeddingStrips(parts, token) {
     const strip = vectorStrip(values, name === "normalised" ? largestOf(values) : largest, name);
     return [make("span", { class: "strip-name" }, `${sign}${name}`), strip];
   });
-  const title = make("h3", {}, "What goes into the first layer for “", quoted(token), "”");
+  const title = make("h3", {}, "The input of the first layer for “", quoted(token), "”");
   const lead = "A cell for each number: one colour above 0, the other below, the stronger the larger.";
   const notes = [lead, without(parts.map(({ name }) => name))].filter(Boolean);
   return [title, make("div", { class: "strip-rows" }, ...rows), ...notes.map((line) => make("p", { class: "lead" }, line))];
@@ -97,7 +97,7 @@ function without(added) {
   if (!missing.length) return "";
   const instead = {
     segment: "[SEP] alone parts A from B",
-    position: "where a token stands comes in with attention, which knows how far apart two tokens are",
+    position: "attention adds the positions, from the distance of two tokens",
   };
   return `This model adds no vector of ${missing.join(" or ")}: ${missing.map((name) => instead[name]).join(", and ")}.`;
 }

@@ -8,13 +8,13 @@ export class ApiError extends Error {}
 /** That nothing is answered without a key, and none was given yet. */
 export class KeyWanted extends ApiError {}
 
-/** The reply to a GET, or to a POST where there is a body. */
+/** The reply to a GET, or to a POST if there is a body. */
 export async function ask(path, body, signal) {
   const reply = await send(path, body, signal);
   const content = await contentOf(reply);
   if (reply.status === 401) refuseKey();
   if (!reply.ok) throw new ApiError(complaint(reply, content, body));
-  if (content === null) throw new ApiError(`the server's reply to ${path} is no JSON`);
+  if (content === null) throw new ApiError(`the server's reply to ${path} is not JSON`);
   return content;
 }
 

@@ -4,7 +4,7 @@ import { pieces } from "./codepoints.js";
 import { make, percent, withNumber } from "./elements.js";
 import { ApiError } from "./server.js";
 
-const FAINTEST = 0.08; // of the strongest: below it a shade says nothing
+const FAINTEST = 0.08; // of the strongest: fainter shades are not shown
 
 /** Whether "Why?" was pressed for the texts as they are; the address keeps it. */
 export function openedWhy(frame) {
