@@ -276,7 +276,7 @@ class Study:
         words += [
             "--seconds",
             "0.5",
-            *(w for model in dict.fromkeys(made.values()) for w in ("--models", str(model))),
+            *(w for model in dict.fromkeys(made.values()) for w in ("--model", str(model))),
         ]
         needs = tuple(job for job in self._first_ones().values() if job.out in made.values())
         return Job(self.options.out / "cost", tuple(words), needs, environment={"CUDA_VISIBLE_DEVICES": ""})

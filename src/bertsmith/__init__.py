@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bertsmith.api import evaluate, finetune, predict, pretrain
+    from bertsmith.api_verbs import verbs
     from bertsmith.core.errors import UserError
     from bertsmith.inference.feature_folder import extract_features, open_features
     from bertsmith.inference.loaded_model import Bert, load
@@ -28,6 +29,7 @@ __all__ = [
     "open_features",
     "predict",
     "pretrain",
+    "verbs",
 ]
 
 # Resolved at first use, so that `import bertsmith` and `bertsmith --help` do not wait for torch.
@@ -44,6 +46,7 @@ _HOMES = {
     "open_features": "bertsmith.inference.feature_folder",
     "predict": "bertsmith.api",
     "pretrain": "bertsmith.api",
+    "verbs": "bertsmith.api_verbs",
 }
 
 

@@ -9,17 +9,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from html import escape
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from bertsmith.api_rows import PythonCallback, RowFiles, Rows, python_words, rows_beside
+from bertsmith.api_verbs import Shown
 from bertsmith.cli.finetune import FinetuneRequest
 from bertsmith.cli.finetune import live_line as finetuning_line
+from bertsmith.cli.predict import EvaluateRequest, PredictRequest
 from bertsmith.cli.pretrain import PretrainRequest
 from bertsmith.cli.pretrain import live_line as pretraining_line
-from bertsmith.cli.request import function_of
+from bertsmith.cli.request import function_of, listed
 from bertsmith.cli.spelling import as_arguments
 from bertsmith.cli.terminal import progress_display
 from bertsmith.core.errors import UserError
@@ -28,15 +28,13 @@ from bertsmith.finetuning.finetune import FinetuningResult
 from bertsmith.finetuning.finetune import finetune as run_finetuning
 from bertsmith.finetuning.predict import (
     FilePredictions,
-    Opening,
-    Reading,
     predict_labelled,
     prediction_rows,
     with_texts,
     write_predictions,
 )
 from bertsmith.finetuning.predict import predict as run_prediction
-from bertsmith.inference.loaded_model import Bert, Precision, load
+from bertsmith.inference.loaded_model import Bert, load
 from bertsmith.objectives.registry import declaration
 from bertsmith.pretraining.pretrain import pretrain as run_pretraining
 from bertsmith.studies.scheduler import Stopped
@@ -49,18 +47,15 @@ from bertsmith.studies.sweep import (
     spreads_of,
 )
 from bertsmith.tasks.kinds.registry import metric_named
-from bertsmith.tasks.table_format import TableFormat
 from bertsmith.training.callbacks import ProgressCallback
 from bertsmith.training.early_stopping import EarlyStopping
 
 Settings = Mapping[str, object]
 """Recipe keys with their values: {"optim.peak_lr": 3e-5}."""
-SHOWN_ROWS = 20
-"""Maximum rows of a table in a notebook."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingRun:
+class TrainingRun(Shown):
     """A finished or stopped run of fine-tuning or pre-training; a notebook shows its table."""
 
     folder: Path
@@ -103,13 +98,14 @@ class TrainingRun:
             raise UserError("this run is not finished", where=str(self.folder), remedy=remedy)
         return load(self.folder, device=device)
 
-    def _repr_html_(self) -> str:
+    def title(self) -> str:
+        """Return the folder and the state of the run."""
         state = "finished" if self.finished else self.early_end or "stopped: the same call resumes it"
-        return _html(f"{self.folder} ({state}; {self.steps:,} steps)", self.table())
+        return f"{self.folder} ({state}; {self.steps:,} steps)"
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionRun:
+class PredictionRun(Shown):
     """Predictions of a model for some data, and their metrics if requested; a notebook shows them."""
 
     metrics: dict[str, float]
@@ -127,27 +123,12 @@ class PredictionRun:
         """Write the predictions as .csv, .tsv, .jsonl, .parquet ..., by the name; return the files."""
         return write_predictions(Path(out).expanduser(), self._file)
 
-    def _repr_html_(self) -> str:
-        rows = self.table()
-        title = ", ".join(f"{name} {metric_named(name).text(value)}" for name, value in self.metrics.items())
-        more = f" (the first {SHOWN_ROWS})" if len(rows) > SHOWN_ROWS else ""
-        return _html(f"{title or 'predictions'}; {len(rows):,} examples{more}", rows[:SHOWN_ROWS])
-
-
-def _html(title: str, rows: Rows) -> str:
-    """Return a table in HTML for notebooks; texts are escaped, so that nothing in them runs."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[_shown(row.get(name)) for name in names] for row in rows]
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in cells)
-    caption = f"<caption>{escape(title)}</caption>"
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _shown(cell: Any) -> str:
-    if cell is None:
-        return ""
-    return f"{cell:.4f}" if isinstance(cell, float) else str(cell)
+    def title(self) -> str:
+        """Return the metrics and the number of examples."""
+        metrics = ", ".join(
+            f"{name} {metric_named(name).text(value)}" for name, value in self.metrics.items()
+        )
+        return f"{metrics or 'predictions'}; {len(self._file.examples):,} examples"
 
 
 @function_of(FinetuneRequest)
@@ -254,69 +235,34 @@ def _sweep_run(out: Path, trials: Sequence[PretrainingTrial], callback: Progress
     return replace(runs[0], trials=runs)
 
 
-def evaluate(
-    model: Path | str | Sequence[Path | str],
-    data: Any,
-    *,
-    split: str = "",
-    delimiter: str = "",
-    encoding: str = "",
-    columns: Sequence[str] = (),
-    skip_bad: bool = False,
-    device: str = "auto",
-    precision: Precision = "auto",
-    base: Path | str | None = None,
-) -> PredictionRun:
+@function_of(EvaluateRequest)
+def evaluate(request: EvaluateRequest) -> PredictionRun:
     """Evaluate a fine-tuned model, or an ensemble, on labelled data, as `bertsmith evaluate` does.
 
     Example: bertsmith.evaluate("runs/reviews", frame).metrics["accuracy"]
     """
-    folders, rows = _folders(model), RowFiles(as_arguments(evaluate))
+    folders, rows = listed(request.model), RowFiles(as_arguments(EvaluateRequest))
     with TemporaryDirectory() as place, python_words(rows):
-        form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
-        path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
+        path = rows.path(request.data, Path(place) / "data", "data")
         kept = folders[0].with_name(f"{folders[0].name}-data.jsonl")
         if rows.names and path.is_file() and kept.is_file() and filecmp.cmp(path, kept, shallow=False):
             # These are the training data: with the run's own file, only the held-out rows are evaluated.
             path = kept
             rows.names[kept] = "data"
-        opening = _opening(device, precision, base)
-        file = predict_labelled(folders, path, reading=reading, **opening)
+        file = predict_labelled(folders, path, reading=request.reading, **request.opening)
         warnings = tuple(map(rows.in_python_words, file.warnings))
     return PredictionRun(file.metrics(), file.skipped, warnings, file)
 
 
-def predict(
-    model: Path | str | Sequence[Path | str],
-    data: Any,
-    *,
-    split: str = "",
-    delimiter: str = "",
-    encoding: str = "",
-    columns: Sequence[str] = (),
-    skip_bad: bool = False,
-    device: str = "auto",
-    precision: Precision = "auto",
-    base: Path | str | None = None,
-) -> PredictionRun:
+@function_of(PredictRequest)
+def predict(request: PredictRequest) -> PredictionRun:
     """Predict for data with a fine-tuned model, or an ensemble, as `bertsmith predict` does.
 
     Example: pandas.DataFrame(bertsmith.predict("runs/reviews", frame).table())
     """
-    rows = RowFiles(as_arguments(predict))
+    rows = RowFiles(as_arguments(PredictRequest))
     with TemporaryDirectory() as place, python_words(rows):
-        form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=",".join(columns))
-        path, reading = rows.path(data, Path(place) / "data", "data"), Reading(form, skip_bad, split)
-        opening = _opening(device, precision, base)
-        file = run_prediction(_folders(model), path, reading=reading, **opening)
+        path = rows.path(request.data, Path(place) / "data", "data")
+        file = run_prediction(listed(request.model), path, reading=request.reading, **request.opening)
         warnings = tuple(map(rows.in_python_words, file.warnings))
     return PredictionRun({}, file.skipped, warnings, file)
-
-
-def _opening(device: str, precision: Precision, base: Path | str | None) -> Opening:
-    return Opening(device=device, precision=precision, base=None if base is None else Path(base))
-
-
-def _folders(model: Path | str | Sequence[Path | str]) -> list[Path]:
-    given = [model] if isinstance(model, str | Path) else list(model)
-    return [Path(folder).expanduser() for folder in given]

@@ -29,7 +29,7 @@ WRONG = [
     ("", "optim.decay_from", 0.6, "`optim.schedule=wsd`"),
     ("", "run.average_decay", 0.5, "`run.average_from=0.8`"),
     ("", "masking.masks", "fresh", "it should be 'dynamic' or 'static'"),
-    ("", "masking.levels", "token", "it should be a list such as [{ unit"),
+    ("", "masking.levels", "token", "[{ unit = "),
     ("", "model.layers", [3], "model.layers = [3] is invalid; it should be a whole number"),
     ("", "model.heads", 7, "model.heads = 7 does not divide model.width = 128"),
     ("", "examples.stages", [], "the fractions of examples.stages must add up to 1"),

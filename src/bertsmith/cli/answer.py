@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import bars, console, highlighted, print_json
 from bertsmith.cli.text_files import (
     STANDARD_INPUT,
@@ -32,6 +32,7 @@ NO_ANSWER = "no answer in the passage"
 
 
 def answer(
+    *,
     question: Annotated[
         str, Argument(metavar="QUESTION", help="The question; - reads one per line from stdin.")
     ],
@@ -42,10 +43,7 @@ def answer(
         str | None, Option("--passage-text", metavar="TEXT", help="The passage itself, in place of a file.")
     ] = None,
     best: Annotated[int, Option(min=1, help="Number of answers to print.")] = 3,
-    model: options.Model = None,
-    base: options.Base = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    asked: options.Asked,
     as_json: options.Json = False,
 ) -> None:
     """Answer a question from a passage, in the passage's own words.
@@ -62,10 +60,10 @@ def answer(
         remedy = "give the questions or the passage in another way"
         raise UserError("the standard input cannot be both", where="QUESTION and `passage`", remedy=remedy)
     written = passage_of(passage, text)
-    bert = open_model(model, "answer", device=device, precision=precision, base=base)
-    asked = list(texts_of(question, "the question and its passage"))
-    with naming_inputs(lambda number: asked[number][0]):
-        several = bert.answers_each([(each, written) for _, each in asked], best=best)
+    bert = asked.open("answer")
+    questions = list(texts_of(question, "the question and its passage"))
+    with naming_inputs(lambda number: questions[number][0]):
+        several = bert.answers_each([(each, written) for _, each in questions], best=best)
     for found in several:
         show(written, found, as_json=as_json)
 

@@ -3,47 +3,13 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 from typer import Exit, Option, echo
 
-from bertsmith.cli.answer import answer
-from bertsmith.cli.blimp import blimp
-from bertsmith.cli.cache import cache
-from bertsmith.cli.checkpoint import checkpoint
-from bertsmith.cli.choose import choose
-from bertsmith.cli.classify import classify
-from bertsmith.cli.compare import compare
-from bertsmith.cli.corpus import corpus
-from bertsmith.cli.cost import cost
-from bertsmith.cli.demo import demo
-from bertsmith.cli.distill import distill
-from bertsmith.cli.embed import embed
-from bertsmith.cli.examples import examples
-from bertsmith.cli.export import export
-from bertsmith.cli.features import features, features_table
-from bertsmith.cli.fill import fill, next_sentence
-from bertsmith.cli.finetune import finetune
-from bertsmith.cli.glue import glue
-from bertsmith.cli.import_tf import import_tf
-from bertsmith.cli.inspect import inspect
-from bertsmith.cli.likelihood import likelihood
-from bertsmith.cli.look.group import look
-from bertsmith.cli.merge import merge
-from bertsmith.cli.predict import evaluate, predict
-from bertsmith.cli.pretrain import pretrain
-from bertsmith.cli.prune import prune
-from bertsmith.cli.quantise import quantise
-from bertsmith.cli.recipe import recipe
-from bertsmith.cli.serve import serve
-from bertsmith.cli.share import share
-from bertsmith.cli.study import study
-from bertsmith.cli.tag import tag
-from bertsmith.cli.tasks import tasks
 from bertsmith.cli.terminal import reporting_output_errors, stops_as_interrupt
-from bertsmith.cli.trim import trim
 from bertsmith.cli.verb import App
-from bertsmith.cli.vocab import vocab
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import lone_surrogate, reporting_missing_homes
 from bertsmith.core.version import VERSION
@@ -65,61 +31,28 @@ app = App(
     "A checkpoint of 2018: bertsmith import-tf uncased_L-12_H-768_A-12 --out models/bert-base. "
     "In Python: import bertsmith; bert = bertsmith.load('models/bert-base').",
 )
-VERBS: dict[str, dict[str, Any]] = {
-    "Ask a model": {
-        "fill": fill,
-        "next": next_sentence,
-        "classify": classify,
-        "tag": tag,
-        "answer": answer,
-        "choose": choose,
-        "likelihood": likelihood,
-        "compare": compare,
-        "embed": embed,
-        "predict": predict,
-        "evaluate": evaluate,
-    },
-    "Train": {
-        "demo": demo,
-        "vocab": vocab,
-        "corpus": corpus,
-        "examples": examples,
-        "pretrain": pretrain,
-        "checkpoint": checkpoint,
-        "recipe": recipe,
-        "tasks": tasks,
-        "inspect": inspect,
-        "finetune": finetune,
-        "merge": merge,
-    },
-    "Study": {
-        "study": study,
-        "glue": glue,
-        "blimp": blimp,
-        "look": look,
-        "features": features,
-        "features-table": features_table,
-        "cost": cost,
-    },
-    "Shrink": {
-        "distill": distill,
-        "prune": prune,
-        "trim": trim,
-        "share": share,
-        "quantise": quantise,
-    },
-    "Serve and exchange": {
-        "serve": serve,
-        "export": export,
-        "import-tf": import_tf,
-    },
-    "Folders": {
-        "cache": cache,
-    },
+GROUPS = {
+    "Ask a model": "fill next classify tag answer choose likelihood compare embed predict evaluate",
+    "Train": "demo vocab corpus examples pretrain checkpoint recipe tasks inspect finetune merge",
+    "Study": "study glue blimp look features features-table cost",
+    "Shrink": "distill prune trim share quantise",
+    "Serve and exchange": "serve export import-tf",
+    "Folders": "cache",
 }
-"""Verbs, and groups of verbs, in the order of the help."""
-for title, verbs in VERBS.items():
-    for name, verb in verbs.items():
+"""Verbs, and groups of verbs, in the order of the help. Each is in the file of its name, or else in:"""
+HOMES = {
+    "next": "fill.next_sentence",
+    "evaluate": "predict.evaluate",
+    "features-table": "features.features_table",
+    "look": "look.group.look",
+}
+VERBS: dict[str, Any] = {}
+"""Function, or group of verbs, by name."""
+for title, names in GROUPS.items():
+    for name in names.split():
+        own_name = name.replace("-", "_")
+        module, _, function = HOMES.get(name, f"{own_name}.{own_name}").rpartition(".")
+        VERBS[name] = verb = getattr(import_module(f"bertsmith.cli.{module}"), function)
         if isinstance(verb, App):
             app.add_typer(verb, name=name, rich_help_panel=title)
         else:

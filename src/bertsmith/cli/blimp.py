@@ -3,18 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option, echo
+from typer import Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.look.look_options import name_of_model
-from bertsmith.cli.predicting import open_model
 from bertsmith.cli.presenting import print_json
 
 
 def blimp(
-    model: Annotated[
-        Path | None, Argument(metavar="[MODEL]", help="Model or run folder; by default the embedded model.")
-    ] = None,
+    *,
     data: Annotated[Path, Option(metavar="FOLDER", help="Folder with a .jsonl file for each set.")] = Path(
         "blimp"
     ),
@@ -24,9 +21,7 @@ def blimp(
     out: Annotated[
         Path | None, Option(metavar="FOLDER", help="Also write the report: .txt, .json and .png.")
     ] = None,
-    base: options.Base = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "fp32",
+    asked: options.AskedExactly,
     as_json: options.Json = False,
 ) -> None:
     """Measure the grammar that a model knows, on the 67 sets of minimal pairs of BLiMP.
@@ -39,15 +34,15 @@ def blimp(
 
     Example: bertsmith blimp --data blimp/ --limit 20
 
-    Example: bertsmith blimp runs/base --data blimp/ --out reports/base
+    Example: bertsmith blimp --model runs/base --data blimp/ --out reports/base
     """
     from bertsmith.insight.report import plain, write_report
     from bertsmith.studies.blimp import blimp as study
     from bertsmith.studies.blimp import blimp_report, read_pair_sets
 
     sets = read_pair_sets(data, limit)
-    bert = open_model(model, "fill", "extend", device=device, precision=precision, base=base)
-    report = blimp_report(study(bert, sets), model=name_of_model(model, "fill"))
+    bert = asked.open("fill", "extend")
+    report = blimp_report(study(bert, sets), model=name_of_model(asked.folder, "fill"))
     if out is not None:
         write_report(report, out)
     if as_json:

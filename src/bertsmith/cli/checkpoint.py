@@ -58,7 +58,7 @@ def export(
     A run keeps its newest two; run.keep_at names steps that it keeps for good. The last checkpoint of a
     finished run has the weights of its model. If a run averages its weights (run.average_from), a checkpoint
     is written with their average up to its step. Fine-tuned one by one, checkpoints can predict together:
-    bertsmith evaluate --ensemble, bertsmith predict --ensemble.
+    bertsmith evaluate --model A B C, bertsmith predict --model A B C.
 
     Example: bertsmith checkpoint export runs/base --step 500000 --out models/base-500k
 

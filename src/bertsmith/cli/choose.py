@@ -9,13 +9,12 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import bars, console, print_json
 from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, pieces_of
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.inference.outputs import choice_to_json
-from bertsmith.tasks.table_format import TableFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +29,7 @@ class ChoiceQuestion:
 
 
 def choose(
+    *,
     context: Annotated[
         str | None, Argument(metavar="[CONTEXT]", help="Text that all options share; - reads stdin.")
     ] = None,
@@ -53,13 +53,8 @@ def choose(
             help="Columns of the options in a table, or one column of JSON lists.",
         ),
     ] = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    model: options.Model = None,
-    base: options.Base = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    table: options.Table,
+    asked: options.Asked,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -82,12 +77,11 @@ def choose(
         remedy = "give a context and its options, or `input=FILE`"
         raise UserError("nothing to choose among", remedy=remedy)
     if source is not None:
-        form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-        questions = questions_of(TextSource(source, column, form=form), option_columns)
+        questions = questions_of(TextSource(source, column, form=table.form), option_columns)
     else:
         question = ChoiceQuestion(context or "", tuple(options or ()), "the question")
         questions = iter([_checked(question, remedy="give the context, then its options")])
-    bert = open_model(model, "choose", device=device, precision=precision, base=base)
+    bert = asked.open("choose")
     for question in questions:
         with naming_inputs(partial(_name, question)):
             pairs = [(question.context, option) for option in question.options]

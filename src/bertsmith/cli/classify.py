@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import bars, console, print_json
 from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import classification_to_json
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def classify(
+    *,
     text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text; - reads stdin.")] = None,
     second: Annotated[str | None, Option(metavar="TEXT", help="The second text of a pair.")] = None,
     source: Annotated[
@@ -32,16 +32,8 @@ def classify(
             help="Instead, one text per line (a tab in a pair) or a table; - is stdin.",
         ),
     ] = None,
-    column: options.TextColumn = "",
-    column2: options.Text2Column = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    skip_bad: options.SkipBad = False,
-    model: options.Model = None,
-    base: options.Base = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    table: options.PairTable,
+    asked: options.Asked,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -51,7 +43,8 @@ def classify(
     2,048, or as they arrive if they arrive slowly: label, probability and text with tabs between them, or
     JSON lines with the probabilities of all labels. Several labels are separated by commas, the most probable
     first; the probability is that of the most probable label, even if none is probable enough to be named. A
-    model for numbers, such as one for STS-B, gives a number.
+    model for numbers, such as one for STS-B, gives a number. Without --text, a table is read by the columns
+    that the model was fine-tuned on.
 
     Example: bertsmith classify "A stunning ballet dancer." --model runs/sst2
 
@@ -66,14 +59,13 @@ def classify(
     if (text is None) == (source is None) or (source is not None and second is not None):
         remedy = "give a text, a text with `second`, or `input=FILE`"
         raise UserError("nothing to classify", remedy=remedy)
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None
     if source is not None:
-        texts = TextSource(source, column, column2, form, skip_bad)
-        texts.check()  # before the model is opened
-    bert = open_model(model, "classify", "score", device=device, precision=precision, base=base)
+        texts = table.of(source)
+        texts.check(before_opening=True)  # before the model is opened
+    bert = asked.open("classify", "score")
     if texts is not None:
-        classify_file(bert, texts, truncate=truncate, as_json=as_json)
+        classify_file(bert, texts.as_trained(bert), truncate=truncate, as_json=as_json)
     elif text is not None:
         with naming_inputs(lambda _: "the text" if second is None else "the pair"):
             (found,) = predictions(bert, [text if second is None else (text, second)], truncate=truncate)

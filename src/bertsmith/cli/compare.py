@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import bar, console, print_json
 from bertsmith.cli.text_files import STANDARD_INPUT, lines_of
 from bertsmith.core.errors import UserError
@@ -18,14 +18,13 @@ NEAR, FAR = 0.8, 0.5
 
 
 def compare(
+    *,
     texts: Annotated[
         list[str], Argument(metavar="A B [C...]", help="Two texts or more; - reads one per line from stdin.")
     ],
     pooling: options.Pooling = None,
     prompt: options.Prompt = None,
-    model: options.Model = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    asked: options.Asked,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -43,7 +42,7 @@ def compare(
         raise UserError("one text cannot be compared", remedy="give two texts or more")
     from bertsmith.inference.vectors import cosines
 
-    bert = open_model(model, "embed", device=device, precision=precision)
+    bert = asked.open("embed")
     with naming_inputs(lambda number: f"text {number + 1}"):
         # Cosines are the same for vectors of any length.
         vectors = bert.embed(texts, pooling=pooling, normalize=False, prompt=prompt, truncate=truncate)

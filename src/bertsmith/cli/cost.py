@@ -10,7 +10,7 @@ from bertsmith.cli.presenting import print_json
 
 
 def cost(
-    models: Annotated[
+    model: Annotated[
         list[Path],
         Option(metavar="FOLDER...", help="Fine-tuned models: runs, folders of seeds, what was made of them."),
     ],
@@ -31,13 +31,13 @@ def cost(
     (--precision auto). Writes cost.txt, cost.json and cost.png, a picture of quality against latency in which
     a line joins the models that no other beats in both. A call that was stopped continues.
 
-    Example: bertsmith cost --models runs/sst2 runs/pruned runs/int8 --task sst2 --data glue/SST-2 --out cost
+    Example: bertsmith cost --model runs/sst2 runs/pruned runs/int8 --task sst2 --data glue/SST-2 --out cost
     """
     from bertsmith.insight.report import plain
     from bertsmith.studies.cost_table import CostTableRequest, cost_table
     from bertsmith.tasks.catalogue import task_named
 
-    folders = tuple(dict.fromkeys(models))
+    folders = tuple(dict.fromkeys(model))
     request = CostTableRequest(task_named(task), folders, data, out, seconds)
     report = cost_table(request, lambda text: echo(text, err=True))
     if as_json:

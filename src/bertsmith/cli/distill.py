@@ -10,7 +10,7 @@ from typer import Option
 from bertsmith.cli import options
 from bertsmith.cli.finetune import OWN, run_one
 from bertsmith.cli.pretrain import check_one_budget, chosen_recipe, run
-from bertsmith.cli.request import Place, Places, Request, lines_of, listed
+from bertsmith.cli.request import Place, Places, lines_of, listed
 from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
@@ -26,7 +26,7 @@ TEACHERS = ("distill.teacher", "distill.teachers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillRequest(Request):
+class DistillRequest(options.Machine):
     """A distillation on text, or on a task."""
 
     teacher: Annotated[
@@ -78,10 +78,6 @@ class DistillRequest(Request):
         Option(help="Longest sequence in tokens."),
     ] = None
     seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None
-    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = ""
-    precision: Annotated[
-        str, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
-    ] = ""
     settings: options.Settings = None
 
     @property

@@ -6,28 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import open_model, without_garbage_collection
+from bertsmith.cli.predicting import without_garbage_collection
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.text_files import TextSource, computed_pieces
+from bertsmith.cli.text_files import computed_pieces
 from bertsmith.core.errors import UserError
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     pass
 
 
 def embed(
+    *,
     out: Annotated[
         Path, Option(metavar="FILE", help="File to write, in fp32: .npy [texts, width], .csv or .parquet.")
     ],
     source: Annotated[
         Path, Option("--input", metavar="FILE", help="One text a line, or a table; - reads stdin.")
     ],
-    column: options.TextColumn = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    skip_bad: options.SkipBad = False,
     pooling: options.Pooling = None,
     normalize: Annotated[
         bool | None,
@@ -37,9 +32,8 @@ def embed(
         ),
     ] = None,
     prompt: options.Prompt = None,
-    model: options.Model = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    table: options.TextTable,
+    asked: options.Asked,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -64,10 +58,9 @@ def embed(
     if source.is_file() and out.exists() and source.samefile(out):
         raise UserError("is the input itself", where=str(out), remedy="choose another file for the vectors")
     check_vector_file(out)
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(source, column, form=form, skip_bad=skip_bad)
+    texts = table.of(source)
     texts.check()
-    bert = open_model(model, "embed", device=device, precision=precision)
+    bert = asked.open("embed")
     width = bert.model.network.config.width
     bad: list[UserError] = []
     pieces = computed_pieces(
@@ -81,7 +74,7 @@ def embed(
     )
     rows = write_vectors(out, ((piece.numbers, vectors) for piece, vectors in pieces), width=width)
     if as_json:
-        skipped = {"skipped": len(bad)} if skip_bad else {}
+        skipped = {"skipped": len(bad)} if table.skip_bad else {}
         print_json({"texts": rows, "width": width, "out": str(out), **skipped})
     else:
         echo(f"{rows:,} {'vector' if rows == 1 else 'vectors'} of width {width} -> {out}")

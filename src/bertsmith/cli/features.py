@@ -7,18 +7,17 @@ from typing import Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import open_model, without_garbage_collection
+from bertsmith.cli.predicting import without_garbage_collection
 from bertsmith.cli.presenting import print_json
 from bertsmith.cli.request import lines_of
-from bertsmith.cli.spelling import Setting
-from bertsmith.cli.text_files import STANDARD_INPUT, TextSource, computed_pieces
+from bertsmith.cli.text_files import STANDARD_INPUT, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import sha256_of
 from bertsmith.recipe.finetuning_schema import LayerChoice
-from bertsmith.tasks.table_format import TableFormat
 
 
 def features(
+    *,
     source: Annotated[
         Path, Option("--input", metavar="FILE", help="One text a line, or a table; - reads stdin.")
     ],
@@ -29,14 +28,8 @@ def features(
     combine: Annotated[
         str, Option(help="concat: layers side by side; mean; separate: [tokens, layers, width].")
     ] = "concat",
-    column: options.TextColumn = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    skip_bad: options.SkipBad = False,
-    model: options.Model = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "fp32",
+    table: options.TextTable,
+    asked: options.AskedExactly,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -61,12 +54,11 @@ def features(
         )
 
     spec = FeatureSpec(layers, combine)  # type: ignore[arg-type]  # it rejects any other
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(source, column, form=form, skip_bad=skip_bad)
+    texts = table.of(source)
     texts.check()
-    bert = open_model(model, "embed", device=device, precision=precision)
+    bert = asked.open("embed")
     readable_twice = source != STANDARD_INPUT and source.is_file()
-    name = f"{sha256_of(source)} {column} {skip_bad}" if readable_twice else ""
+    name = f"{sha256_of(source)} {table.column} {table.skip_bad}" if readable_twice else ""
     bad: list[UserError] = []
     request = FeatureRequest(spec, out, name, truncate)
     with writing_features(bert, request) as writer:
@@ -77,30 +69,24 @@ def features(
     written = open_features(out)
     facts = {"texts": len(written), "tokens": len(written.tokens), "shape": written.facts["shape"]}
     if as_json:
-        print_json({**facts, "out": str(out), **({"skipped": len(bad)} if skip_bad else {})})
+        print_json({**facts, "out": str(out), **({"skipped": len(bad)} if table.skip_bad else {})})
     else:
         shape = " x ".join(map(str, written.facts["shape"]))
         echo(f"{facts['texts']:,} texts, {facts['tokens']:,} tokens of {shape} numbers -> {out}")
 
 
 def features_table(
+    *,
     task: Annotated[str, Argument(metavar="TASK", help="ner, wnut17, pos, sst2 ...")],
     data: Annotated[Path, Option(help="The task's folder, or its file.")],
     out: Annotated[Path, Option(help="Folder for all runs; finished runs are not repeated.")],
     model: Annotated[Path | None, Option(help="Model folder; by default the embedded encoder.")] = None,
     seeds: Annotated[int, Option(min=1, help="Runs for each row, from run.seed (0) on.")] = 3,
-    epochs: Annotated[
-        float | None, Setting("run.epochs"), Option(help="Passes through the training data (run.epochs).")
-    ] = None,
-    lr: Annotated[
-        float | None,
-        Setting("optim.peak_lr"),
-        Option(help="Peak learning rate of fine-tuning (optim.peak_lr)."),
-    ] = None,
     features_lr: Annotated[
         float | None, Option(help="Peak learning rate of the feature-based rows; else 1e-3.")
     ] = None,
     skip_bad: options.SkipBad = False,
+    rates: options.Rates,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
@@ -124,8 +110,8 @@ def features_table(
 
     own = [line for line in lines_of(settings) if line.startswith("features.")]
     shared = [line for line in lines_of(settings) if line not in own]
-    shared += [] if epochs is None else [f"run.epochs={epochs}"]
-    rates = [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
+    shared += [] if rates.epochs is None else [f"run.epochs={rates.epochs}"]
+    own += [] if features_lr is None else [f"optim.peak_lr={features_lr}"]
     request = FeaturesTableRequest(
         task_named(task),
         model or default_model(),
@@ -133,8 +119,8 @@ def features_table(
         out,
         seeds=seeds,
         settings=tuple(shared),
-        tuning_settings=() if lr is None else (f"optim.peak_lr={lr}",),
-        features_settings=(*own, *rates),
+        tuning_settings=() if rates.lr is None else (f"optim.peak_lr={rates.lr}",),
+        features_settings=tuple(own),
         skip_bad=skip_bad,
     )
     rows = stoppable(partial(study, request), as_json=as_json)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 from typer import Argument, Option
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import bars, console, highlighted, print_json
 from bertsmith.cli.text_files import STANDARD_INPUT, pieces_of, texts_of
 from bertsmith.core.errors import UserError
@@ -36,6 +36,7 @@ WHY_KEPT = (
 
 
 def fill(
+    *,
     text: Annotated[
         str,
         Argument(metavar="TEXT", help="A text with [MASK] in place of a token; - reads lines of stdin."),
@@ -50,9 +51,7 @@ def fill(
         int,
         Option(min=0, metavar="N", help="Instead, add N tokens at the end, and the rest of the last word."),
     ] = 0,
-    model: options.Model = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    asked: options.Asked,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -77,7 +76,7 @@ def fill(
         remedy = "remove one of them: each new token is the most probable one"
         raise UserError("`extend` and `top` exclude each other", remedy=remedy)
     wanted = TOP if top is None else top
-    bert = open_model(model, "fill", "extend", device=device, precision=precision)
+    bert = asked.open("fill", "extend")
     for where, each in texts_of(text, "the text"):
         with naming_inputs(lambda _, where=where: where):  # type: ignore[misc]  # mypy sees no type of a default
             if extend:
@@ -148,14 +147,13 @@ def show_extended(bert: "Bert", text: str, count: int, *, as_json: bool) -> None
 
 
 def next_sentence(
+    *,
     first: Annotated[
         str,
         Argument(metavar="A", help="A sentence, or several; - reads pairs from stdin, with a tab each."),
     ],
     second: Annotated[str | None, Argument(metavar="B", help="Text that may follow it.")] = None,
-    model: options.Model = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    asked: options.Asked,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -171,7 +169,7 @@ def next_sentence(
     if (first == str(STANDARD_INPUT)) != (second is None):
         remedy = "A and B, or only - for pairs on the standard input"
         raise UserError("give two texts", remedy=remedy)
-    bert = open_model(model, "next", device=device, precision=precision)
+    bert = asked.open("next")
     if second is not None:
         pairs, wheres = [(first, second)], ["the pair"]
     else:

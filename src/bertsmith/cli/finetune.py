@@ -15,7 +15,6 @@ from bertsmith.cli.spelling import Setting
 from bertsmith.cli.terminal import STOPPED, Line, duration, progress_display
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.finetuning.assignment import Assignment
@@ -60,7 +59,7 @@ class TrainedOn(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnTable(Request):
+class OwnTable(options.Table):
     """The options for a user's own table; empty if not given."""
 
     text: Annotated[str, Option(help="custom: column of the text.")] = ""
@@ -80,9 +79,6 @@ class OwnTable(Request):
     folds: Annotated[
         int | None, Option(min=2, help="custom: cross-validate with this many folds, one run each.")
     ] = None
-    delimiter: options.Delimiter = ""
-    encoding: options.Encoding = ""
-    columns: options.Columns = ""
 
     def task_named(self, name: str, data: Path) -> "Task":
         """Return the user's own task, or a published one; raise if that has options for an own table."""
@@ -101,7 +97,6 @@ class OwnTable(Request):
         from bertsmith.tasks.custom import CustomSpec, custom_task, has_own_dev
 
         self._check()
-        form = TableFormat.parse(delimiter=self.delimiter, encoding=self.encoding, columns=self.columns)
         kept = {"kind": self.kind, "separator": self.separator, "test_fraction": self.test_share}
         spec = CustomSpec(self.text, self.label, second=self.text2, key=self.id)
         spec = replace(spec, **{name: value for name, value in kept.items() if value})  # type: ignore[arg-type]
@@ -111,12 +106,12 @@ class OwnTable(Request):
             if not self.dev.is_file():
                 remedy = "name a table as `data` is"
                 raise UserError("no such file", where=f"`dev={self.dev}`", remedy=remedy)
-            return custom_task(replace(spec, dev_fraction=0.0, dev=str(self.dev.resolve())), form)
+            return custom_task(replace(spec, dev_fraction=0.0, dev=str(self.dev.resolve())), self.form)
         if has_own_dev(data):
             self._check_no_part(f"{data} already has a development file")
-            return custom_task(replace(spec, dev_fraction=0.0), form)
+            return custom_task(replace(spec, dev_fraction=0.0), self.form)
         chosen = spec if self.dev_share is None else replace(spec, dev_fraction=self.dev_share)
-        return custom_task(chosen, form)
+        return custom_task(chosen, self.form)
 
     def _check(self) -> None:
         """Raise if an option is missing or does not apply."""
@@ -148,21 +143,13 @@ class OwnTable(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning(Request):
+class Tuning(options.Machine, options.Rates):
     """The settings of fine-tuning that are changed most."""
 
-    epochs: Annotated[
-        float | None,
-        Setting("run.epochs"),
-        Option(help="Passes through the data (run.epochs); more lengthen a finished run."),
-    ] = None
     minutes: Annotated[
         float | None,
         Setting("run.minutes"),
         Option(help="Take no more steps after this many minutes, set-up included."),
-    ] = None
-    lr: Annotated[
-        float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
     ] = None
     batch: Annotated[int | None, Setting("run.examples"), Option(help="Examples a step (run.examples).")] = (
         None
@@ -182,12 +169,6 @@ class Tuning(Request):
     ] = False
     limit: Annotated[
         int | None, Setting("run.limit"), Option(help="Maximum examples of each split (run.limit).")
-    ] = None
-    device: Annotated[str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = (
-        None
-    )
-    precision: Annotated[
-        str | None, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
     ] = None
     seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None
 

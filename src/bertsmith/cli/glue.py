@@ -10,21 +10,15 @@ from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
 from bertsmith.cli.request import lines_of
-from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
 
 def glue(
+    *,
     data: Annotated[Path, Option(help="The folder with CoLA/, SST-2/ and so on.")],
     out: Annotated[Path, Option(help="Folder for all runs; finished runs are not repeated.")],
     model: Annotated[Path | None, Option(help="Model folder; by default the embedded encoder.")] = None,
     tasks: Annotated[str, Option(help="Only these, with commas: sst2,mrpc.")] = "",
-    epochs: Annotated[
-        float | None, Setting("run.epochs"), Option(help="Passes through the training data (run.epochs).")
-    ] = None,
-    lr: Annotated[
-        float | None, Setting("optim.peak_lr"), Option(help="Peak learning rate (optim.peak_lr).")
-    ] = None,
     lr_grid: Annotated[
         bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
     ] = False,
@@ -32,7 +26,8 @@ def glue(
         int, Option(min=0, help="Number of runs per task with random settings; the best on dev counts.")
     ] = 0,
     seeds: Annotated[int, Option(min=1, help="Runs for each task, from run.seed (0) on.")] = 1,
-    skip_bad: Annotated[bool, Option("--skip-bad", help="Skip bad lines and count them.")] = False,
+    skip_bad: options.SkipBad = False,
+    rates: options.Rates,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:
@@ -56,17 +51,16 @@ def glue(
     if len(several) > 1:
         remedy = f"give {' or '.join(several)}"
         raise UserError("these options exclude each other", where=" ".join(several), remedy=remedy)
-    if lr is not None and (lr_grid or random):
+    if rates.lr is not None and (lr_grid or random):
         what = "it has its own learning rates"
         raise UserError(what, where=several[0], remedy="remove `lr`")
-    given = (("epochs", "run.epochs", epochs), ("lr", "optim.peak_lr", lr))
     request = GlueRequest(
         start,
         data,
         out,
         seeds=seeds,
         settings=tuple(lines_of(settings)),
-        options=tuple(options.settings_of(given)),
+        options=tuple(rates.given()),
         skip_bad=skip_bad,
         tasks=tuple(name.strip() for name in tasks.split(",") if name.strip()),
         search=random,

@@ -31,6 +31,7 @@ QUANTILES = {
 
 
 def inspect(
+    *,
     file: Annotated[
         Path | None, Argument(metavar="[FILE]", help="Your table: CSV, TSV, JSONL or Parquet; or a folder.")
     ] = None,
@@ -51,9 +52,7 @@ def inspect(
         float, Option(min=0, max=0.9, help="Else this fraction of FILE, chosen by the ids, as finetune does.")
     ] = 0.1,
     test: Annotated[Path | None, Option(metavar="FILE", help="A test file, with or without labels.")] = None,
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
+    table: options.Table,
     task: Annotated[str, Option(metavar="TASK", help="A task of the papers instead, such as wnli.")] = "",
     data: Annotated[
         Path | None, Option(metavar="PATH", help="The same as FILE; for a task its folder.")
@@ -85,9 +84,8 @@ def inspect(
         task_and_files = _published(task, data or file)
     else:
         spec = CustomSpec(text, label, second=second, kind=kind, separator=separator, key=key)
-        form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
         files = {"train": file or data, "dev": dev, "test": test}
-        task_and_files = _own(replace(spec, dev_fraction=dev_share), form, files)
+        task_and_files = _own(replace(spec, dev_fraction=dev_share), table.form, files)
     found = inspect_files(*task_and_files)
     if as_json:
         print_json(asdict(found))

@@ -8,14 +8,13 @@ from typer import Argument, Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.classify import as_cells
-from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import bar, console, print_json
 from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.wording import counted
 from bertsmith.inference.outputs import likelihood_to_json
 from bertsmith.tasks.table_files import TABLE_WRITERS, write_table
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Bert
@@ -23,16 +22,12 @@ if TYPE_CHECKING:
 
 
 def likelihood(
+    *,
     text: Annotated[str | None, Argument(metavar="[TEXT]", help="The text; - reads stdin.")] = None,
     source: Annotated[
         Path | None,
         Option("--input", metavar="FILE", help="Instead, one text per line, or a table; - reads stdin."),
     ] = None,
-    column: options.TextColumn = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    skip_bad: options.SkipBad = False,
     words: Annotated[bool, Option("--words", help="Also the log-probability of each word.")] = False,
     out: Annotated[
         Path | None,
@@ -40,10 +35,8 @@ def likelihood(
             metavar="FILE", help="For a file: write a table (.csv, .tsv, .jsonl, .parquet) instead of lines."
         ),
     ] = None,
-    model: options.Model = None,
-    base: options.Base = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    table: options.TextTable,
+    asked: options.Asked,
     truncate: options.Truncate = False,
     as_json: options.Json = False,
 ) -> None:
@@ -69,13 +62,12 @@ def likelihood(
     if (text is None) == (source is None) or (source is None and out is not None):
         remedy = "give a text, or `input=FILE`, which may have an `out`"
         raise UserError("nothing to score", remedy=remedy)
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(source or STANDARD_INPUT, column, form=form, skip_bad=skip_bad)
+    texts = table.of(source or STANDARD_INPUT)
     if text is None:
         texts.check()  # before the model is opened
     if out is not None:
         check_table_file(out, texts)
-    bert = open_model(model, "fill", "extend", device=device, precision=precision, base=base)
+    bert = asked.open("fill", "extend")
     if text is None:
         score_file(bert, texts, out, words=words, truncate=truncate, as_json=as_json)
         return

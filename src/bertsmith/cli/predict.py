@@ -1,60 +1,84 @@
 """`bertsmith evaluate` and `predict`: run a fine-tuned model, or an ensemble, on a file."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
-from typer import Argument, Option, echo
+from typer import Option, echo
 
 from bertsmith.cli import options
 from bertsmith.cli.finetune import show_classes, show_comparison
 from bertsmith.cli.presenting import print_json
+from bertsmith.cli.request import Places, listed
 from bertsmith.core.errors import UserError
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
+    from bertsmith.finetuning.predict import Opening, Reading
     from bertsmith.inference.loaded_model import Precision
 
-RunsArgument = Annotated[list[Path], Argument(metavar="RUN...", help="Folders of `bertsmith finetune` runs.")]
-EnsembleOption = Annotated[bool, Option("--ensemble", help="Let several models predict together.")]
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionRequest(options.Computing, options.Table):
+    """Fine-tuned models, and how their data are read."""
+
+    model: Annotated[
+        Places,
+        Option(metavar="FOLDER...", help="Folders of `bertsmith finetune` runs; several predict together."),
+    ] = field(kw_only=False)
+    split: Annotated[
+        str, Option(help="Split of the data, if their name does not show it; of a folder, dev by default.")
+    ] = ""
+    skip_bad: options.SkipBad = False
+
+    @property
+    def reading(self) -> "Reading":
+        """The way that the data are read."""
+        from bertsmith.finetuning.predict import Reading
+
+        return Reading(self.form, self.skip_bad, self.split)
+
+    @property
+    def opening(self) -> "Opening":
+        """The way that the models are opened."""
+        base = None if self.base is None else Path(self.base)
+        # Opening a model rejects any other precision.
+        return {"device": self.device, "precision": cast("Precision", self.precision), "base": base}
 
 
-def evaluate(
-    models: RunsArgument,
-    data: Annotated[Path, Option(help="A labelled file, or the task's folder.")],
-    split: Annotated[str, Option(help="Split of the folder; by default dev.")] = "",
-    ensemble: EnsembleOption = False,
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    skip_bad: options.SkipBad = False,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
-    base: options.Base = None,
-    as_json: options.Json = False,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class EvaluateRequest(PredictionRequest):
+    """An evaluation on labelled data."""
+
+    data: Annotated[Any, Option(help="A labelled file, or the task's folder.")] = field(kw_only=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictRequest(PredictionRequest):
+    """A prediction for new data."""
+
+    data: Annotated[Any, Option("--input", help="File in the task's format; labels are not needed.")] = field(
+        kw_only=False
+    )
+
+
+def evaluate(request: EvaluateRequest, as_json: options.Json = False) -> None:
     """Evaluate a fine-tuned model by its task's official metrics.
 
     Also prints the scores of the constant answer, the papers' figures, and the scores of each class.
 
     Examples:
 
-    bertsmith evaluate runs/sst2 --data glue/SST-2/dev.tsv
+    bertsmith evaluate --model runs/sst2 --data glue/SST-2/dev.tsv
 
-    bertsmith evaluate runs/mnli --data glue/MNLI --split dev-mismatched
+    bertsmith evaluate --model runs/mnli --data glue/MNLI --split dev-mismatched
 
-    bertsmith evaluate --ensemble runs/a runs/b runs/c --data glue/SST-2
+    bertsmith evaluate --model runs/a runs/b runs/c --data glue/SST-2
     """
-    from bertsmith.finetuning.predict import Reading, predict_labelled
+    from bertsmith.finetuning.predict import predict_labelled
     from bertsmith.tasks.kinds.registry import metric_named
     from bertsmith.tasks.published_scores import published_lines
 
-    _check_members(models, ensemble=ensemble)
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    reading = Reading(form, skip_bad, split)
-    chosen = cast("Precision", precision)  # opening a model rejects any other
-    file = predict_labelled(models, data, reading=reading, device=device, precision=chosen, base=base)
+    file = predict_labelled(listed(request.model), request.data, reading=request.reading, **request.opening)
     metrics = file.metrics()
     for warning in file.warnings:
         echo(warning, err=True)
@@ -75,20 +99,11 @@ def evaluate(
 
 
 def predict(
-    models: RunsArgument,
-    data: Annotated[Path, Option("--input", help="File in the task's format; labels are not needed.")],
+    *,
+    request: PredictRequest,
     out: Annotated[Path, Option(help="File to write; its ending is the format.")],
-    ensemble: EnsembleOption = False,
     official: Annotated[Path | None, Option(help="Also write the GLUE site's TSV into this folder.")] = None,
-    split: Annotated[str, Option(help="Split of the file, if its name does not show it.")] = "",
     with_text: Annotated[bool, Option("--with-text", help="Write each text with its prediction.")] = False,
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    skip_bad: options.SkipBad = False,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
-    base: options.Base = None,
     as_json: options.Json = False,
 ) -> None:
     """Write a model's prediction for each example of a file.
@@ -99,14 +114,13 @@ def predict(
 
     Examples:
 
-    bertsmith predict runs/sst2 --input new.tsv --out predictions.tsv
+    bertsmith predict --model runs/sst2 --input new.tsv --out predictions.tsv
 
-    bertsmith predict runs/mine --input new.csv --with-text --out predictions.csv
+    bertsmith predict --model runs/mine --input new.csv --with-text --out predictions.csv
 
-    bertsmith predict --ensemble runs/a runs/b runs/c --input new.tsv --out predictions.tsv
+    bertsmith predict --model runs/a runs/b runs/c --input new.tsv --out predictions.tsv
     """
     from bertsmith.finetuning.predict import (
-        Reading,
         check_ending,
         predict,
         task_config_in,
@@ -115,14 +129,11 @@ def predict(
     )
     from bertsmith.tasks.glue_leaderboard import submission_file
 
-    _check_members(models, ensemble=ensemble)
+    models, data = listed(request.model), request.data
     _check_not_input(data, out)
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     if config := task_config_in(models[0]):  # before anything is computed
         check_ending(config.kind, out)
-    chosen = cast("Precision", precision)
-    reading = Reading(form, skip_bad, split)
-    file = predict(models, data, reading=reading, device=device, precision=chosen, base=base)
+    file = predict(models, data, reading=request.reading, **request.opening)
     _check_not_input(file.path, out)  # if a folder was given, the file is known only now
     if official is not None:
         _check_not_input(file.path, official / submission_file(file.task, file.split))
@@ -135,13 +146,6 @@ def predict(
     echo(f"{len(file.examples):,} examples -> {', '.join(names)}")
     if file.skipped:
         echo(f"{file.skipped:,} bad lines were skipped")
-
-
-def _check_members(models: Sequence[Path], *, ensemble: bool) -> None:
-    """Raise for several models without --ensemble."""
-    if len(models) > 1 and not ensemble:
-        remedy = "add `ensemble` to let them predict together, or give one folder"
-        raise UserError("several models were given", remedy=remedy)
 
 
 def _check_not_input(data: Path, out: Path) -> None:

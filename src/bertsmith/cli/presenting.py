@@ -1,7 +1,9 @@
 """Results on the terminal: JSON for machines; bars, highlighted texts and columns for people."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from typer import echo
@@ -15,9 +17,31 @@ EIGHTHS = " ▏▎▍▌▋▊▉"
 COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
+_COLLECTED: ContextVar[list[Any] | None] = ContextVar("collected", default=None)
+
+
+@contextmanager
+def collected() -> Iterator[list[Any]]:
+    """Yield the list in which values are collected, inside, that would be printed as JSON."""
+    values: list[Any] = []
+    before = _COLLECTED.set(values)
+    try:
+        yield values
+    finally:
+        _COLLECTED.reset(before)
+
+
+def collecting() -> bool:
+    """True if values are collected: a Python function was called, and not a command."""
+    return _COLLECTED.get() is not None
+
+
 def print_json(value: Any) -> None:
-    """Print a value as one line of JSON."""
-    echo(json.dumps(value, ensure_ascii=False))
+    """Print a value as one line of JSON, or collect it for a Python function."""
+    if (values := _COLLECTED.get()) is not None:
+        values.append(value)
+    else:
+        echo(json.dumps(value, ensure_ascii=False))
 
 
 def console() -> "Console":

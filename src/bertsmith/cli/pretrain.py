@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.request import Place, Request, Sweep, lines_of
+from bertsmith.cli.request import Place, Sweep, lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.core.errors import UserError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainRequest(Request):
+class PretrainRequest(options.Machine):
     """A pre-training, or a sweep of several."""
 
     recipe: Annotated[str, Argument(metavar="RECIPE", help="auto, a preset (bert-base) or a TOML file.")] = (
@@ -76,10 +76,6 @@ class PretrainRequest(Request):
         Setting("examples.stages", derived=["examples.stages"]),
         Option(help="Longest sequence, in one stage (examples.stages)."),
     ] = None
-    device: Annotated[str, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = ""
-    precision: Annotated[
-        str, Setting("run.precision"), Option(help="auto, fp32, bf16 or fp16 (run.precision).")
-    ] = ""
     settings: options.Settings = None
     sweep: Annotated[
         Sweep,

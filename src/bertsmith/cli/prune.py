@@ -1,6 +1,6 @@
 """`bertsmith prune`: cut heads, neurons and layers out of a model, or set single weights to zero."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -9,49 +9,51 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.request import lines_of
+from bertsmith.cli.request import Place, Request, lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from bertsmith.studies.magnitude_pruning import SparseResult
-    from bertsmith.studies.pruning import Metrics, PruningResult, Removal, RoundReport
+    from bertsmith.studies.pruning import Metrics, PruningResult, RoundReport
 
 
-def prune(
-    model: Annotated[Path, Option(help="Fine-tuned model: the folder of a run, or a model folder.")],
-    data: Annotated[Path, Option(help="The task's folder, or its file.")],
-    out: Annotated[Path, Option(help="Folder to write; a job that was stopped resumes there.")],
-    task: Annotated[str, Option(help="The task; by default the task of the model.")] = "",
-    heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0,
-    ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0,
+@dataclass(frozen=True, kw_only=True)
+class PruneRequest(Request):
+    """A pruning by importance or by magnitude."""
+
+    model: Annotated[Place, Option(help="Fine-tuned model: the folder of a run, or a model folder.")]
+    data: Annotated[Place, Option(help="The task's folder, or its file.")]
+    out: Annotated[Place, Option(help="Folder to write; a job that was stopped resumes there.")]
+    task: Annotated[str, Option(help="The task; by default the task of the model.")] = ""
+    heads: Annotated[float, Option(min=0, max=1, help="Fraction of all attention heads to remove.")] = 0.0
+    ffn: Annotated[float, Option(min=0, max=1, help="Fraction of feed-forward neurons to remove.")] = 0.0
     widths: Annotated[
         Literal["equal", "free"] | None,
         Option(help="equal (the default): as many neurons from each layer; free: the least important."),
-    ] = None,
+    ] = None
     drop_layers: Annotated[
         str, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
-    ] = "",
+    ] = ""
     examples: Annotated[
         int | None, Option(min=1, help="Training examples to measure importance on: 1024.")
-    ] = None,
+    ] = None
     method: Annotated[
         Literal["importance", "magnitude"],
         Option(help="importance: heads and neurons; magnitude: single weights (--sparsity)."),
-    ] = "importance",
+    ] = "importance"
     sparsity: Annotated[
         str,
         Option(
             metavar="FRACTION",
             help="magnitude: fraction of the layers' weights to set to zero, or several: a,b.",
         ),
-    ] = "",
+    ] = ""
     rewind: Annotated[
         float | None,
+        Setting("sparse.early_at"),
         Option(help="magnitude: train first, prune, and rewind to this fraction of the training."),
-    ] = None,
+    ] = None
     retrain: Annotated[
         str,
         Option(
@@ -59,28 +61,54 @@ def prune(
             help="With --rewind, what to rewind: weights (the default), rate, finetune (nothing), or "
             "several: a,b.",
         ),
-    ] = "",
+    ] = ""
     rounds: Annotated[
         int | None, Option(min=1, help="Number of rounds of removal: 4, and 1 with --rewind.")
-    ] = None,
+    ] = None
     epochs: Annotated[
         float | None,
         Setting("run.epochs"),
         Option(min=0, help="Training after each part: 1, or 0 for none; magnitude: the task's."),
-    ] = None,
+    ] = None
     lr: Annotated[
         float | None,
         Setting("optim.peak_lr"),
         Option(help="Peak learning rate of the training (optim.peak_lr)."),
-    ] = None,
-    device: Annotated[
-        str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")
-    ] = None,
-    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None,
-    skip_bad: options.SkipBad = False,
-    settings: options.Settings = None,
-    as_json: options.Json = False,
-) -> None:
+    ] = None
+    device: Annotated[str | None, Setting("run.device"), Option(help="auto, cpu or cuda (run.device).")] = (
+        None
+    )
+    seed: Annotated[int | None, Setting("run.seed"), Option(help="Seed (run.seed).")] = None
+    skip_bad: options.SkipBad = False
+    settings: options.Settings = None
+
+    @property
+    def places(self) -> tuple[Path, Path, Path]:
+        """Paths of the model, the data and the output."""
+        return Path(self.model), Path(self.data), Path(self.out)
+
+    def check(self) -> None:
+        """Raise for options of the other method, or if nothing to remove."""
+        if self.method == "magnitude":
+            units = ("heads", "ffn", "drop_layers", "widths", "examples")
+            if named := [name for name in units if getattr(self, name)]:
+                what = "single weights are removed by magnitude; heads, neurons and layers by importance"
+                raise UserError(what, key=named[0], remedy="remove it, or `method=magnitude`")
+            if self.epochs == 0:
+                what, remedy = "single weights are removed during training", "remove it"
+                raise UserError(what, key="epochs", remedy=remedy)
+            if self.rewind is None and (self.retrain or self.rounds):
+                key, remedy = "retrain" if self.retrain else "rounds", "remove it, or add `rewind=0.1`"
+                raise UserError("weights are removed in a single training", key=key, remedy=remedy)
+        elif self.sparsity or self.rewind is not None or self.retrain:
+            what = "single weights are removed by magnitude, not by importance"
+            where, remedy = "`sparsity`, `rewind`, `retrain`", "add `method=magnitude`"
+            raise UserError(what, where=where, remedy=remedy)
+        elif not (self.heads or self.ffn or numbered_layers(self.drop_layers)):
+            raise UserError("nothing to remove", remedy="give `heads`, `ffn` or `drop_layers`")
+
+
+def prune(request: PruneRequest, as_json: options.Json = False) -> None:
     """Cut the least important heads and neurons out of a fine-tuned model: it gets smaller and faster.
 
     Importance is measured on the task's own data: the gradient of the loss by a gate on each head and each
@@ -102,83 +130,30 @@ def prune(
     Example: bertsmith prune --model M --task sst2 --data SST-2 --method magnitude --sparsity 0.5,0.7,0.9
     --rewind 0.1 --retrain weights,rate,finetune --out runs/lottery
     """
-    places = Places(model, data, out, skip_bad=skip_bad)
-    given = [
-        ("epochs", "run.epochs", epochs or (None if method == "magnitude" else 1.0)),
-        ("lr", "optim.peak_lr", lr),
-        ("device", "run.device", device),
-        ("seed", "run.seed", seed),
-    ]
-    training = Training(task, tuple(lines_of(settings)), tuple(options.settings_of(given)))
-    if method == "magnitude":
-        units = {"heads": heads, "ffn": ffn, "drop_layers": drop_layers, "widths": widths}
-        check_no_units(units | {"examples": examples})
-        if epochs == 0:
-            what, remedy = "single weights are removed during training", "remove it"
-            raise UserError(what, key="epochs", remedy=remedy)
-        if rewind is None and (retrain or rounds):
-            key, remedy = "retrain" if retrain else "rounds", "remove it, or add `rewind=0.1`"
-            raise UserError("weights are removed in a single training", key=key, remedy=remedy)
-        asked = SparseOptions(sparsity, rewind, retrain or "weights", rounds or 1)
-        show_sparse(run_magnitude(places, training, asked, as_json=as_json), as_json=as_json)
+    request.check()
+    if request.method == "magnitude":
+        show_sparse(run_magnitude(request, as_json=as_json), as_json=as_json)
         return
-    if sparsity or rewind is not None or retrain:
-        what = "single weights are removed by magnitude, not by importance"
-        raise UserError(what, where="`sparsity`, `rewind`, `retrain`", remedy="add `method=magnitude`")
-    layers = numbered_layers(drop_layers)
-    if not (heads or ffn or layers):
-        raise UserError("nothing to remove", remedy="give `heads`, `ffn` or `drop_layers`")
-    from bertsmith.studies.pruning import Removal
-
-    parts = (rounds or 4) if heads or ffn else 1
-    removal = Removal(heads, ffn, widths or "equal", layers, parts, examples or 1024, trains=epochs != 0)
-    result = run_rounds(places, training, removal, as_json=as_json)
+    result = run_rounds(request, as_json=as_json)
     print_json(plain_result(result)) if as_json else show(result)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The paths of the model, the data and the output."""
-
-    model: Path
-    data: Path
-    out: Path
-    skip_bad: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The named task, if any, and the settings of the training."""
-
-    task: str
-    settings: tuple[str, ...]
-    options: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class SparseOptions:
-    """The options of pruning by magnitude."""
-
-    sparsity: str
-    rewind: float | None
-    retrain: str
-    rounds: int
-
-
-def run_rounds(places: Places, training: Training, removal: "Removal", *, as_json: bool) -> "PruningResult":
+def run_rounds(asked: PruneRequest, *, as_json: bool) -> "PruningResult":
     """Remove heads and neurons in rounds."""
-    from bertsmith.studies.pruning import PruningJob, prune, pruning_recipe, task_of_model
+    from bertsmith.studies.pruning import PruningJob, Removal, prune, pruning_recipe, task_of_model
 
-    chosen, config = task_of_model(places.model, training.task)
-    recipe = pruning_recipe(chosen, config, training.settings, options=training.options)
-    where = (places.model, places.data, places.out)
-    job = PruningJob(chosen, *where, recipe, places.skip_bad)
+    rounds = (asked.rounds or 4) if asked.heads or asked.ffn else 1
+    layers, widths = numbered_layers(asked.drop_layers), asked.widths or "equal"
+    trains, examples = asked.epochs != 0, asked.examples or 1024
+    removal = Removal(asked.heads, asked.ffn, widths, layers, rounds, examples, trains=trains)
+    task, config = task_of_model(asked.places[0], asked.task)
+    given = replace(asked, epochs=asked.epochs or 1.0).given()
+    recipe = pruning_recipe(task, config, lines_of(asked.settings), options=given)
+    job = PruningJob(task, *asked.places, recipe, asked.skip_bad)
     return stoppable(lambda callback: prune(job, removal, callback), as_json=as_json)
 
 
-def run_magnitude(
-    places: Places, training: Training, asked: SparseOptions, *, as_json: bool
-) -> "list[SparseResult]":
+def run_magnitude(asked: PruneRequest, *, as_json: bool) -> "list[SparseResult]":
     """Set single weights to zero."""
     from bertsmith.studies.magnitude_pruning import RETRAINING, Sparsities, prune_by_magnitude
     from bertsmith.studies.pruning import PruningJob, task_to_train
@@ -193,26 +168,17 @@ def run_magnitude(
     if asked.rewind is None and len(sparsities) > 1:
         what = "training reaches one sparsity only"
         raise UserError(what, key="sparsity", remedy="give one, or add `rewind=0.1`")
-    methods = tuple(dict.fromkeys(word.strip() for word in asked.retrain.split(",") if word.strip()))
+    words = (asked.retrain or "weights").split(",")
+    methods = tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
     if strange := [word for word in methods if word not in RETRAINING] or ([""] if not methods else []):
         remedy = f"choose from {', '.join(RETRAINING)}"
         raise UserError(f"{strange[0]!r} is not a choice", key="retrain", remedy=remedy)
-    rows = [
-        ("rewind", "sparse.early_at", asked.rewind),
-        ("sparsity", "sparse.gradual", sparsities[0] if asked.rewind is None else None),
-    ]
-    given = [*training.options, *options.settings_of(rows)]
-    task, recipe = task_to_train(places.model, training.task, training.settings, options=given)
-    job = PruningJob(task, places.model, places.data, places.out, recipe, places.skip_bad)
-    wanted = Sparsities(sparsities, methods, asked.rounds)  # type: ignore[arg-type]  # checked above
+    gradual = [("`sparsity`", f"sparse.gradual={sparsities[0]}")] if asked.rewind is None else []
+    given = [*asked.given(), *gradual]
+    task, recipe = task_to_train(asked.places[0], asked.task, lines_of(asked.settings), options=given)
+    job = PruningJob(task, *asked.places, recipe, asked.skip_bad)
+    wanted = Sparsities(sparsities, methods, asked.rounds or 1)  # type: ignore[arg-type]  # checked above
     return stoppable(lambda callback: prune_by_magnitude(job, wanted, callback), as_json=as_json)
-
-
-def check_no_units(given: "Mapping[str, object]") -> None:
-    """Raise if an option for heads, neurons or layers is given with --method magnitude."""
-    if named := [name for name, value in given.items() if value]:
-        what = "single weights are removed by magnitude; heads, neurons and layers by importance"
-        raise UserError(what, key=named[0], remedy="remove it, or `method=magnitude`")
 
 
 def numbered_layers(text: str) -> tuple[int, ...]:

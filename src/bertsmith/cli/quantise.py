@@ -14,7 +14,6 @@ from bertsmith.cli.presenting import print_json
 from bertsmith.cli.text_files import TextSource, pieces_of
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import new_folder
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from bertsmith.inference.loaded_model import Precision
@@ -24,6 +23,7 @@ MEGABYTE = 1e6
 
 
 def quantise(
+    *,
     model: Annotated[Path, Option(metavar="FOLDER", help="Model, run or adapter folder (which is merged).")],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
     calibrate: Annotated[
@@ -33,11 +33,6 @@ def quantise(
             help="Texts like the ones to predict, the first 512: one per line (a pair: a tab), or a table.",
         ),
     ] = None,
-    column: options.TextColumn = "",
-    column2: options.Text2Column = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
     bits: Annotated[int, Option(help="8, or with --weights-only 4.")] = 8,
     weights_only: Annotated[
         bool, Option("--weights-only", help="Quantise only the weights, to save memory.")
@@ -45,6 +40,7 @@ def quantise(
     data: Annotated[
         Path | None, Option(help="The task's folder or a labelled file: evaluate before and after.")
     ] = None,
+    table: options.PairTable,
     base: options.Base = None,
     as_json: options.Json = False,
 ) -> None:
@@ -63,7 +59,6 @@ def quantise(
 
     Example: bertsmith quantise --model runs/sst2 --weights-only --bits 4 --out runs/int4
     """
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     if of_weights := calibrate is None or weights_only or bits != 8:
         _check_weights_only(bits, calibrate, weights_only=weights_only)
     from bertsmith.shrink.quantise import CALIBRATION_TEXTS, quantise_for_products, quantise_weights
@@ -75,7 +70,7 @@ def quantise(
             made = quantise_weights(model, fresh, bits=bits, base=base)
         else:
             assert calibrate is not None, "calibration needs texts"
-            source = TextSource(calibrate, column, column2, form)
+            source = table.of(calibrate)
             chosen = _calibration(source, CALIBRATION_TEXTS)
             with naming_inputs([where for where, _ in chosen].__getitem__):
                 made = quantise_for_products(model, [text for _, text in chosen], fresh, base=base)

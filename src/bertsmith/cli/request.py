@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, get_args, get_type_hints
 
 from bertsmith.cli.spelling import Setting
 from bertsmith.recipe.toml_text import value_text
@@ -43,6 +43,9 @@ T = TypeVar("T")
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """The options of a verb."""
+
+    general: ClassVar[bool] = False
+    """True if the help lists the options of this class behind the others."""
 
     def __post_init__(self) -> None:
         for name, note in annotations_of(type(self)).items():
@@ -96,7 +99,7 @@ def with_options(verb: Callable[..., R]) -> Callable[..., R]:
     }
     wanted: list[inspect.Parameter] = []
     for name, each in parameters.items():
-        own = inspect.signature(requests[name]).parameters.values() if name in requests else (each,)
+        own = _in_order_of_help(requests[name]) if name in requests else [each]
         notes = annotations_of(requests[name]) if name in requests else {name: each.annotation}
         for one in own:
             kind, *rest = get_args(notes[one.name]) or (notes[one.name],)
@@ -111,6 +114,13 @@ def with_options(verb: Callable[..., R]) -> Callable[..., R]:
 
     spelled_out.__signature__ = inspect.Signature(wanted)  # type: ignore[attr-defined]
     return spelled_out
+
+
+def _in_order_of_help(request: type[Request]) -> list[inspect.Parameter]:
+    """Return the fields of a request as parameters, those of general options last."""
+    general = {name for each in request.__mro__ if vars(each).get("general") for name in each.__annotations__}
+    parameters = inspect.signature(request).parameters.values()
+    return sorted(parameters, key=lambda each: each.name in general)
 
 
 def function_of(

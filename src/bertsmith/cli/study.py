@@ -1,6 +1,5 @@
 """`bertsmith study`: run your own study, and show its progress."""
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated, Any
 from typer import Argument, Exit, Option, echo
 
 from bertsmith.cli import options
+from bertsmith.cli.presenting import print_json
 from bertsmith.cli.terminal import STOPPED, duration, progress_display
 from bertsmith.cli.verb import App
 from bertsmith.core.errors import UserError
@@ -90,7 +90,7 @@ def run_own(
     if dry_run:
         plan = plan_of(found, shared, places)
         if as_json:
-            echo(json.dumps(plan))
+            print_json(plan)
         else:
             _show(plan)
             echo(f"time: {_time_text(plan['seconds_left'])}")
@@ -99,12 +99,13 @@ def run_own(
         with progress_display(live_line, as_json=as_json) as callback:
             report = run_study(found, out, shared, places, callback, keeps_models=keep_models)
     except Stopped:
-        echo(
-            json.dumps({"finished": False}) if as_json else "stopped; run the same command again to continue"
-        )
+        text = "stopped; run the same command again to continue"
+        print_json({"finished": False}) if as_json else echo(text)
         raise Exit(STOPPED) from None
-    echo(json.dumps({"finished": True, **report.values}) if as_json else f"\n{report.text()}")
-    if not as_json:
+    if as_json:
+        print_json({"finished": True, **report.values})
+    else:
+        echo(f"\n{report.text()}")
         echo(f"report: {out / report.name}.txt, .md, .json, .html")
 
 
@@ -121,7 +122,7 @@ def show_status(
 
     status = read_status(folder)
     if as_json:
-        echo(json.dumps(status))
+        print_json(status)
         return
     _show(status)
     if status["works"]:

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, echo
 
 from bertsmith.cli import options
-from bertsmith.cli.predicting import naming_inputs, open_model
+from bertsmith.cli.predicting import naming_inputs
 from bertsmith.cli.presenting import COLOURS, bar, console, highlighted, print_json
 from bertsmith.cli.text_files import PATIENCE_SECONDS, STANDARD_INPUT, TextSource, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.inference.outputs import tags_to_json
-from bertsmith.tasks.table_format import TableFormat
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -24,6 +23,7 @@ OUTSIDE = "O"
 
 
 def tag(
+    *,
     text: Annotated[
         str | None, Argument(metavar="[TEXT]", help="A sentence, or a longer text; - reads stdin.")
     ] = None,
@@ -31,15 +31,8 @@ def tag(
         Path | None,
         Option("--input", metavar="FILE", help="Instead, one text per line, or a table; - reads stdin."),
     ] = None,
-    column: options.TextColumn = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
-    skip_bad: options.SkipBad = False,
-    model: options.Model = None,
-    base: options.Base = None,
-    device: options.Device = "auto",
-    precision: options.Precision = "auto",
+    table: options.TextTable,
+    asked: options.Asked,
     as_json: options.Json = False,
 ) -> None:
     """Tag the words of a text, or of every text of a file.
@@ -57,14 +50,13 @@ def tag(
         text, source = None, STANDARD_INPUT
     if (text is None) == (source is None):
         raise UserError("nothing to tag", remedy="give a text, or `input=FILE`")
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
     texts = None
     if source is not None:
-        texts = TextSource(source, column, form=form, skip_bad=skip_bad)
-        texts.check()
-    bert = open_model(model, "tag", device=device, precision=precision, base=base)
+        texts = table.of(source)
+        texts.check(before_opening=True)
+    bert = asked.open("tag")
     if texts is not None:
-        tag_file(bert, texts, as_json=as_json)
+        tag_file(bert, texts.as_trained(bert), as_json=as_json)
     elif text is not None:
         with naming_inputs(lambda _: "the text"):
             (words,) = bert.tag([text])

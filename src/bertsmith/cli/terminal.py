@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from typer import Exit, echo
 
-from bertsmith.cli.presenting import print_json
+from bertsmith.cli.presenting import collecting, print_json
 from bertsmith.cli.spelling import as_now
 from bertsmith.core.errors import UserError
 
@@ -247,6 +247,7 @@ class NotebookProgress(LogProgress):
 @contextmanager
 def progress_display(line: Line, *, as_json: bool) -> "Iterator[ProgressCallback]":
     """Yield the progress callback for a terminal, a notebook, a log or a program."""
+    as_json = as_json and not collecting()
     if not as_json and _in_notebook():
         notebook = NotebookProgress(line)
         try:

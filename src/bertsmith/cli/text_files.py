@@ -54,26 +54,45 @@ class TextSource:
         """True if the source is a table."""
         return bool(self.text)
 
-    def check(self) -> None:
-        """Raise if the options do not fit the file: a table needs a column, other files must not have one."""
-        from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix, column_names
+    @property
+    def lacks_column(self) -> bool:
+        """True for a table whose column of texts is not named."""
+        from bertsmith.tasks.tables import TABLE_SUFFIXES, bare_suffix
+
+        return not self.text and bare_suffix(self.path) in set(TABLE_SUFFIXES) - {".txt"}
+
+    def as_trained(self, bert: "Bert") -> "TextSource":
+        """Return a table without named columns with those that the model was fine-tuned on."""
+        custom = {} if bert.finetuned is None else bert.finetuned.config.custom
+        if not (custom and self.lacks_column):
+            return self
+        return replace(self, text=str(custom["text"]), text2=str(custom["second"]))
+
+    def check(self, *, before_opening: bool = False) -> None:
+        """Raise if the options do not fit the file: a table needs a column, other files must not have one.
+
+        Before the model is opened, its columns may still be those of a table.
+        """
+        from bertsmith.tasks.tables import column_names
 
         form = self.form
-        options = {"--text2": self.text2, "--delimiter": form.delimiter, "--encoding": form.encoding}
-        given = [name for name, value in {**options, "--columns": form.columns}.items() if value]
+        options = {"text2": self.text2, "delimiter": form.delimiter, "encoding": form.encoding}
+        given = [name for name, value in {**options, "columns": form.columns}.items() if value]
         where = name_of(self.path)
         if self.path == STANDARD_INPUT:
             if self.text or given:
                 remedy = "remove `text` and its related options, or save it as a file"
                 raise UserError("is read line by line, without columns", where=where, remedy=remedy)
-        elif not self.text and bare_suffix(self.path) in set(TABLE_SUFFIXES) - {".txt"}:
+        elif self.lacks_column:
+            if before_opening:
+                return
             names = ", ".join(map(repr, column_names(self.path, self.form)))
             columns = f"its columns are {names}" if names else "it is empty"
             remedy = f"give the column of the texts with `text=COLUMN` ({columns})"
             raise UserError("is a table", where=where, remedy=remedy)
         elif given and not self.text:
             remedy = "give the column of the texts with `text=COLUMN`, or remove it"
-            raise UserError("is for tables", where=given[0], remedy=remedy)
+            raise UserError("is for tables", key=given[0], remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True)

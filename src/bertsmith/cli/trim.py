@@ -8,21 +8,18 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.classify import text_or_pair
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.text_files import TextSource, pieces_of, reading_bar
+from bertsmith.cli.text_files import pieces_of, reading_bar
 from bertsmith.core.files import new_folder
-from bertsmith.tasks.table_format import TableFormat
 
 
 def trim(
+    *,
     model: Annotated[Path, Option(metavar="FOLDER", help="Model, run or adapter folder (which is merged).")],
     source: Annotated[
         Path, Option("--input", metavar="FILE", help="Your texts, one per line (a pair: a tab), or a table.")
     ],
     out: Annotated[Path, Option(metavar="FOLDER", help="Model folder to write.")],
-    column: options.TextColumn = "",
-    delimiter: options.Delimiter = "",
-    encoding: options.Encoding = "",
-    columns: options.Columns = "",
+    table: options.TextTable,
     base: options.Base = None,
     as_json: options.Json = False,
 ) -> None:
@@ -38,8 +35,7 @@ def trim(
 
     Example: bertsmith trim --model runs/mine --input reviews.csv --text review --out runs/mine-small
     """
-    form = TableFormat.parse(delimiter=delimiter, encoding=encoding, columns=columns)
-    texts = TextSource(source, column, form=form)
+    texts = table.of(source)
     texts.check()
     from bertsmith.inference.loaded_model import load  # torch loads here, not for --help
     from bertsmith.shrink.vocabulary import with_vocabulary

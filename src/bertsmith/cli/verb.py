@@ -12,8 +12,8 @@ from bertsmith.cli.request import with_options
 from bertsmith.cli.spelling import as_options, spelling_as
 from bertsmith.core.errors import UserError
 
-SEVERAL: dict[str, str] = {"cost": "--models", "layers": "--models"}
-"""Option that takes all words up to the next option, by verb."""
+SEVERAL = {"--model", "--teacher"}
+"""Options that take all words up to the next option, in verbs that take several."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
 """Click's usage error, which Typer does not export."""
@@ -28,7 +28,8 @@ class Verb(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words after repeating the option's name before each of its several values."""
         end = args.index("--") if "--" in args else len(args)  # only arguments follow
-        words = [*_named_each(args[:end], SEVERAL.get(self.name or "")), *args[end:]]
+        several = {each.opts[0] for each in self.params if getattr(each, "multiple", False)} & SEVERAL
+        words = [*_named_each(args[:end], several), *args[end:]]
         with mistakes_as_one_line(ctx):
             rest = super().parse_args(ctx, words)
         ctx.params = {name: _expanded(value) for name, value in ctx.params.items()}
@@ -110,14 +111,14 @@ def _expanded(value: Any) -> Any:
     return value.expanduser() if isinstance(value, Path) else value
 
 
-def _named_each(words: list[str], option: str | None) -> list[str]:
-    """Return the words with this option repeated before each of its values, as in `--models A B`."""
+def _named_each(words: list[str], several: set[str]) -> list[str]:
+    """Return the words with such an option repeated before each of its values, as in `--model A B`."""
     named: list[str] = []
-    follows = False
+    option = ""
     for word in words:
         if word.startswith("-"):
-            follows = word == option
-        elif follows and named[-1] != option:
-            named.append(str(option))
+            option = word if word in several else ""
+        elif option and named[-1] != option:
+            named.append(option)
         named.append(word)
     return named

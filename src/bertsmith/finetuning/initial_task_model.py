@@ -62,7 +62,7 @@ def load_initial_task_model(
     `dropouts` are rates by the keys of a recipe; other rates are the folder's.
     """
     if config.head.encoder == "lora" and is_adapter(model_folder(folder)):
-        remedy = f"merge it first: bertsmith merge {folder} --out FOLDER"
+        remedy = f"merge it first: bertsmith merge --model {folder} --out FOLDER"
         raise UserError("is an adapter, but a whole model is required", where=str(folder), remedy=remedy)
     bert = load(folder, device="cpu")
     if is_quantised(bert.model.network):

@@ -141,7 +141,7 @@ def base_folder(folder: Path, *, given: Path | str | None = None) -> Path:
     """
     found = model_folder(given) if given is not None else _named_base(folder)
     if is_adapter(found):
-        remedy = f"merge that one first: bertsmith merge {found} --out FOLDER"
+        remedy = f"merge that one first: bertsmith merge --model {found} --out FOLDER"
         raise UserError("the base of an adapter is an adapter itself", where=str(found), remedy=remedy)
     return found
 

@@ -176,10 +176,9 @@ def test_a_damaged_checkpoint_and_a_taken_folder_are_refused(store, tmp_path):
 def test_fine_tuned_checkpoints_are_evaluated_together(capsys, models, tmp_path):
     runs = [tune("sst2", models[step], tmp_path / str(step), *SHORT).folder for step in (3, 8)]
     data = tmp_path / "3" / "data" / "sst2" / "dev.tsv"
-    assert "add --ensemble" in mistake(capsys, "evaluate", *runs, "--data", data)
-    told = bertsmith(capsys, "evaluate", "--ensemble", *runs, "--data", data, "--json")
+    told = bertsmith(capsys, "evaluate", "--model", *runs, "--data", data, "--json")
     out = tmp_path / "together.jsonl"
-    bertsmith(capsys, "predict", "--ensemble", *runs, "--input", data, "--out", out)
+    bertsmith(capsys, "predict", "--model", *runs, "--input", data, "--out", out)
     given = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
     right = [line.split("\t")[1] for line in data.read_text().splitlines()[1:]]
     names = {"0": "negative", "1": "positive"}

@@ -22,7 +22,7 @@ def run(model, tmp_path_factory):
 
 def test_a_labelled_file_is_evaluated_as_the_run_was(capsys, run):
     result, data = run
-    told = bertsmith(capsys, "evaluate", result.folder, "--data", data / "dev.tsv")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", data / "dev.tsv")
     assert told.code == 0, told
     accuracy = 100 * result.metrics["dev"]["accuracy"]
     first, second, constant, *_ = told.out.splitlines()
@@ -38,7 +38,7 @@ def test_a_labelled_file_is_evaluated_as_the_run_was(capsys, run):
 @pytest.mark.parametrize("words", [(), ("--split", "dev")])
 def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
     result, data = run
-    told = bertsmith(capsys, "evaluate", result.folder / "model", "--data", data, *words, "--json")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder / "model", "--data", data, *words, "--json")
     found = json.loads(told.out)
     classes = found.pop("classes")
     assert found == {
@@ -53,33 +53,35 @@ def test_a_folder_is_evaluated_by_its_development_set(capsys, run, words):
 
 
 def test_a_folder_that_is_not_there_is_told_with_the_file_that_was_looked_for(capsys, run, tmp_path):
-    told = mistake(capsys, "evaluate", run[0].folder, "--data", tmp_path / "none")
+    told = mistake(capsys, "evaluate", "--model", run[0].folder, "--data", tmp_path / "none")
     assert "does not exist; name a folder with dev.tsv" in told
 
 
 def test_another_split_can_be_chosen(capsys, run):
-    told = bertsmith(capsys, "evaluate", run[0].folder, "--data", run[1], "--split", "train")
+    told = bertsmith(capsys, "evaluate", "--model", run[0].folder, "--data", run[1], "--split", "train")
     assert told.out.startswith("SST-2, 160 examples")
 
 
 def test_a_file_of_any_name_is_evaluated(capsys, run, tmp_path):
     (tmp_path / "mine.tsv").write_text((run[1] / "dev.tsv").read_text())
-    told = bertsmith(capsys, "evaluate", run[0].folder, "--data", tmp_path / "mine.tsv")
+    told = bertsmith(capsys, "evaluate", "--model", run[0].folder, "--data", tmp_path / "mine.tsv")
     assert told.out.startswith("SST-2, 40 examples")
 
 
 def test_bad_lines_stop_it_or_are_counted(capsys, run, tmp_path):
     file = tmp_path / "dev.tsv"
     file.write_text((run[1] / "dev.tsv").read_text() + "the cat\tlukewarm\n")
-    assert "dev.tsv:42: has the unknown label" in mistake(capsys, "evaluate", run[0].folder, "--data", file)
-    told = bertsmith(capsys, "evaluate", run[0].folder, "--data", file, "--skip-bad")
+    assert "dev.tsv:42: has the unknown label" in mistake(
+        capsys, "evaluate", "--model", run[0].folder, "--data", file
+    )
+    told = bertsmith(capsys, "evaluate", "--model", run[0].folder, "--data", file, "--skip-bad")
     assert told.out.startswith("SST-2, 40 examples (1 bad lines skipped)")
 
 
 def test_examples_without_a_label_stop_it_or_are_counted(capsys, own, tmp_path):
     file = tmp_path / "new.csv"
     file.write_text("text,label\nthe sun,hot\nthe snow,\nthe snow,icy\nthe tea,\n")
-    words = ("evaluate", own[0].folder, "--data", file)
+    words = ("evaluate", "--model", own[0].folder, "--data", file)
     line = mistake(capsys, *words)
     assert "new.csv:3: 2 of 4 examples lack a label to compare with" in line and "--skip-bad" in line
     told = bertsmith(capsys, *words, "--skip-bad")
@@ -97,7 +99,7 @@ def test_the_precision_can_be_chosen_and_is_that_of_classify(capsys, own, tmp_pa
     found = {}
     for precision in ("fp32", "bf16"):
         words = (own[0].folder, "--input", file, "--precision", precision)
-        bertsmith(capsys, "predict", *words, "--out", tmp_path / f"{precision}.jsonl")
+        bertsmith(capsys, "predict", "--model", *words, "--out", tmp_path / f"{precision}.jsonl")
         rows = map(json.loads, (tmp_path / f"{precision}.jsonl").read_text().splitlines())
         told = bertsmith(capsys, "classify", "--model", *words, "--text", "text", "--json")
         classified = [json.loads(line)["probabilities"] for line in told.out.splitlines()]
@@ -105,7 +107,7 @@ def test_the_precision_can_be_chosen_and_is_that_of_classify(capsys, own, tmp_pa
         for one, other in zip(found[precision], classified, strict=True):
             assert one == pytest.approx(other, abs=1e-6)
     assert found["fp32"] != found["bf16"]
-    words = ("evaluate", own[0].folder, "--data", file, "--precision", "fp8")
+    words = ("evaluate", "--model", own[0].folder, "--data", file, "--precision", "fp8")
     assert "unknown precision 'fp8'" in mistake(capsys, *words)
 
 
@@ -120,7 +122,7 @@ def test_mistakes_are_one_line(capsys, run, tmp_path):
         ((tmp_path / "gone", "--data", data), "this folder does not exist"),
         ((tmp_path / "plain", "--data", data), "was not fine-tuned by bertsmith"),
     ):
-        assert said in mistake(capsys, "evaluate", *words)
+        assert said in mistake(capsys, "evaluate", "--model", *words)
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +139,7 @@ def own(model, tmp_path_factory):
 @pytest.mark.parametrize("folder", ["", "model"])
 def test_of_the_file_it_was_trained_from_the_part_held_back_is_evaluated(capsys, own, folder):
     result, file = own
-    told = bertsmith(capsys, "evaluate", result.folder / folder, "--data", file, "--json")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder / folder, "--data", file, "--json")
     summary = json.loads(told.out)
     assert summary["measures"] == pytest.approx(result.metrics["dev"], abs=1e-4)
     assert summary["examples"] == 60 - result.examples
@@ -147,16 +149,16 @@ def test_of_the_file_it_was_trained_from_the_part_held_back_is_evaluated(capsys,
 def test_a_copy_of_that_file_or_a_split_that_is_named_is_evaluated_whole(capsys, own, tmp_path):
     result, file = own
     (tmp_path / "copy.csv").write_text(file.read_text())
-    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "copy.csv")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", tmp_path / "copy.csv")
     assert (told.out.splitlines()[0], told.err) == ("Custom, 60 examples", "")
-    told = bertsmith(capsys, "evaluate", result.folder, "--data", file, "--split", "test")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", file, "--split", "test")
     assert told.out.startswith("Custom, 60 examples")
 
 
 def test_the_very_file_of_a_published_task_is_warned_of(capsys, model, tmp_path):
     plain = toy_assignment("sst2", model, tmp_path, *SHORT)
     result = finetune(replace(plain, data=plain.data / "train.tsv"), Notebook())
-    told = bertsmith(capsys, "evaluate", result.folder, "--data", plain.data / "train.tsv")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", plain.data / "train.tsv")
     assert told.out.startswith("SST-2, 160 examples")
     assert "was trained on these very examples" in told.err
 
@@ -164,26 +166,26 @@ def test_the_very_file_of_a_published_task_is_warned_of(capsys, model, tmp_path)
 def test_labels_that_training_has_not_count_as_wrong_or_are_skipped(capsys, own, tmp_path):
     file = tmp_path / "new.csv"
     file.write_text("text,label\nthe sun,hot\nthe snow,icy\nthe tea,lukewarm\n")
-    told = bertsmith(capsys, "evaluate", own[0].folder, "--data", file, "--json")
+    told = bertsmith(capsys, "evaluate", "--model", own[0].folder, "--data", file, "--json")
     assert json.loads(told.out)["examples"] == 3
     assert json.loads(told.out)["measures"]["accuracy"] <= 2 / 3
     assert "1 examples have labels that do not occur in training and count as wrong" in told.err
-    told = bertsmith(capsys, "evaluate", own[0].folder, "--data", file, "--skip-bad")
+    told = bertsmith(capsys, "evaluate", "--model", own[0].folder, "--data", file, "--skip-bad")
     assert told.out.startswith("Custom, 2 examples (1 bad lines skipped)")
 
 
 def test_a_file_of_strange_labels_alone_cannot_be_evaluated_without_them(capsys, own, tmp_path):
     (tmp_path / "new.csv").write_text("text,label\nthe tea,lukewarm\n")
-    words = ("evaluate", own[0].folder, "--data", tmp_path / "new.csv", "--skip-bad")
+    words = ("evaluate", "--model", own[0].folder, "--data", tmp_path / "new.csv", "--skip-bad")
     assert "new.csv: does not have a label of this model" in mistake(capsys, *words)
 
 
 def test_a_file_without_tags_cannot_be_evaluated(capsys, model, tmp_path):
     result = tune("wnut17", model, tmp_path, *SHORT)
     (tmp_path / "new.txt").write_text("london\nis\ncold\n")
-    said = mistake(capsys, "evaluate", result.folder, "--data", tmp_path / "new.txt")
+    said = mistake(capsys, "evaluate", "--model", result.folder, "--data", tmp_path / "new.txt")
     assert "new.txt:1: 1 of 1 examples lack a label to compare with" in said
-    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "data" / "wnut17")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", tmp_path / "data" / "wnut17")
     assert "  span f1 location: " in told.out
 
 
@@ -198,14 +200,14 @@ def test_rows_without_any_label_are_evaluated_where_there_may_be_several(capsys,
     rows = [f"the {('sun', 'snow', 'cat')[n % 3]} {n},{('hot', 'icy', '')[n % 3]}" for n in range(30)]
     result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="multilabel"))
     (tmp_path / "new.csv").write_text("text,label\nthe sun,hot\nthe cat,\n")
-    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "new.csv")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", tmp_path / "new.csv")
     assert told.out.startswith("Custom, 2 examples\n  micro f1: "), told
 
 
 def test_errors_of_numbers_are_reported_in_their_own_unit(capsys, model, tmp_path):
     rows = [f"the {'sun' if n % 2 else 'snow'} {n},{90_000 + 1000 * (n % 2)}" for n in range(60)]
     result = own_run(model, tmp_path, rows, CustomSpec("text", "label", kind="regress", dev_fraction=0.2))
-    told = bertsmith(capsys, "evaluate", result.folder, "--data", tmp_path / "my.csv")
+    told = bertsmith(capsys, "evaluate", "--model", result.folder, "--data", tmp_path / "my.csv")
     names = ["spearman", "pearson", "mean absolute error", "root mean squared error"]
     lines = told.out.splitlines()[1:-1]  # the last one is of the constant answer
     values = dict(line.strip().split(": ") for line in lines)

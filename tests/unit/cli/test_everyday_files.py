@@ -45,9 +45,21 @@ def new(tmp_path):
     return tmp_path / "new.csv"
 
 
+def test_a_table_is_classified_by_the_columns_that_the_run_recorded(capsys, run, new, tmp_path):
+    told = bertsmith(capsys, "classify", "--input", new, "--model", run / "run", "--json")
+    named = bertsmith(
+        capsys, "classify", "--input", new, "--text", "review", "--model", run / "run", "--json"
+    )
+    assert told.code == 0 and told.out == named.out and told.out.count("\n") == 2
+    out = tmp_path / "out.jsonl"
+    bertsmith(capsys, "predict", "--model", run / "run", "--input", new, "--out", out)
+    labels = [json.loads(line)["prediction"] for line in out.read_text().splitlines()]
+    assert labels == [json.loads(line)["label"] for line in told.out.splitlines()]
+
+
 def test_semicolons_are_seen_in_the_header_and_reported(capsys, run, tmp_path, caplog):
     (tmp_path / "other.csv").write_text((run / "my.csv").read_text())
-    told = bertsmith(capsys, "evaluate", run / "run", "--data", tmp_path / "other.csv", "--json")
+    told = bertsmith(capsys, "evaluate", "--model", run / "run", "--data", tmp_path / "other.csv", "--json")
     assert json.loads(told.out)["examples"] == 120
     assert f"{tmp_path / 'other.csv'}: its first line has semicolons between its cells" in caplog.text
 
@@ -65,10 +77,12 @@ def test_semicolons_are_seen_in_the_header_and_reported(capsys, run, tmp_path, c
 def test_what_a_file_does_not_say_is_said_by_options(capsys, run, tmp_path, content, encoding, words):
     file = tmp_path / "my.csv"
     file.write_bytes(content.encode(encoding))
-    told = bertsmith(capsys, "evaluate", run / "run", "--data", file, *words, "--json")
+    told = bertsmith(capsys, "evaluate", "--model", run / "run", "--data", file, *words, "--json")
     assert json.loads(told.out)["examples"] == 2
     out = tmp_path / "out.jsonl"
-    told = bertsmith(capsys, "predict", run / "run", "--input", file, *words, "--with-text", "--out", out)
+    told = bertsmith(
+        capsys, "predict", "--model", run / "run", "--input", file, *words, "--with-text", "--out", out
+    )
     assert told.code == 0, told
     texts = [json.loads(line)["text"] for line in out.read_text().splitlines()]
     assert sorted(texts) == ["caf\xe9", "the sun"]
@@ -79,7 +93,7 @@ def test_what_a_file_does_not_say_is_said_by_options(capsys, run, tmp_path, cont
 def test_a_json_array_is_a_table(capsys, run, tmp_path):
     rows = [{"review": text, "class": label} for text, label in reviews(3)]
     (tmp_path / "my.json").write_text(json.dumps(rows, indent=2))
-    told = bertsmith(capsys, "evaluate", run / "run", "--data", tmp_path / "my.json", "--json")
+    told = bertsmith(capsys, "evaluate", "--model", run / "run", "--data", tmp_path / "my.json", "--json")
     assert json.loads(told.out)["examples"] == 3
 
 
@@ -125,7 +139,7 @@ def read_back(path):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".json", ".parquet"])
 def test_predictions_are_written_as_the_name_says(capsys, run, new, tmp_path, suffix):
     out = tmp_path / f"out{suffix}"
-    assert bertsmith(capsys, "predict", run / "run", "--input", new, "--out", out).code == 0
+    assert bertsmith(capsys, "predict", "--model", run / "run", "--input", new, "--out", out).code == 0
     rows = read_back(out)
     assert [list(row) for row in rows] == [["id", "prediction", "hot", "icy"]] * 2
     assert [row["id"] for row in rows] == ["0", "1"]
@@ -137,7 +151,7 @@ def test_predictions_are_written_as_the_name_says(capsys, run, new, tmp_path, su
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_texts_are_written_back_on_request(capsys, run, new, tmp_path, suffix):
     out = tmp_path / f"out{suffix}"
-    words = ("predict", run / "run", "--input", new, "--out", out, "--with-text")
+    words = ("predict", "--model", run / "run", "--input", new, "--out", out, "--with-text")
     assert bertsmith(capsys, *words).code == 0
     rows = read_back(out)
     assert list(rows[0]) == ["id", "text", "prediction", "hot", "icy"]

@@ -58,7 +58,9 @@ def unlabelled(tmp_path, header="review,second"):
 
 
 def predicted(capsys, tmp_path, file):
-    told = bertsmith(capsys, "predict", tmp_path / "run", "--input", file, "--out", tmp_path / "out.tsv")
+    told = bertsmith(
+        capsys, "predict", "--model", tmp_path / "run", "--input", file, "--out", tmp_path / "out.tsv"
+    )
     assert told.code == 0, told
     return [line.split("\t") for line in (tmp_path / "out.tsv").read_text().splitlines()]
 
@@ -101,6 +103,7 @@ def test_pairs_are_two_columns(give, capsys, reviews, tmp_path):
     line = mistake(
         capsys,
         "predict",
+        "--model",
         tmp_path / "run",
         "--input",
         unlabelled(tmp_path, "review,other"),

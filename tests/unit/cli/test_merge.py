@@ -20,15 +20,15 @@ def run(model, tmp_path_factory):
 
 
 def test_an_adapter_becomes_a_folder_that_needs_its_base_no_more(run, tmp_path, capsys):
-    told = bertsmith(capsys, "merge", run, "--out", tmp_path / "merged")
+    told = bertsmith(capsys, "merge", "--model", run, "--out", tmp_path / "merged")
     assert (told.code, told.out) == (0, f"{run} -> {tmp_path / 'merged'}\n")
     merged, adapter = (
         load(each, device="cpu").classify(["warm tea"])[0] for each in (tmp_path / "merged", run)
     )
     assert merged == adapter
     assert not (tmp_path / "merged" / "adapter_config.json").exists()
-    assert "already exists" in mistake(capsys, "merge", run, "--out", tmp_path / "merged")
-    told = mistake(capsys, "merge", tmp_path / "merged", "--out", tmp_path / "again")
+    assert "already exists" in mistake(capsys, "merge", "--model", run, "--out", tmp_path / "merged")
+    told = mistake(capsys, "merge", "--model", tmp_path / "merged", "--out", tmp_path / "again")
     assert "is not an adapter folder; give a folder with adapter_config.json" in told
 
 
@@ -57,14 +57,17 @@ def test_files_are_evaluated_and_predicted_over_another_place_of_the_base(
 ):
     data, base = tmp_path / "new.tsv", ("--base", model, "--precision", "fp32")
     data.write_text("sentence\tlabel\nwarm tea\t1\ncold rain\t0\n")
-    assert "--base FOLDER" in mistake(capsys, "evaluate", moved, "--data", data)
-    told = bertsmith(capsys, "evaluate", moved, "--data", data, *base, "--json")
+    assert "--base FOLDER" in mistake(capsys, "evaluate", "--model", moved, "--data", data)
+    told = bertsmith(capsys, "evaluate", "--model", moved, "--data", data, *base, "--json")
     assert told.code == 0
     scored = package.evaluate(moved, data, base=model, device="cpu", precision="fp32")
     assert scored.metrics == json.loads(told.out)["measures"]
     for folder, options in ((run, base[2:]), (moved, base)):
         place = tmp_path / f"{folder.name}.tsv"
-        assert bertsmith(capsys, "predict", folder, "--input", data, "--out", place, *options).code == 0
+        assert (
+            bertsmith(capsys, "predict", "--model", folder, "--input", data, "--out", place, *options).code
+            == 0
+        )
     assert (tmp_path / f"{run.name}.tsv").read_bytes() == (tmp_path / "adapter.tsv").read_bytes()
 
 

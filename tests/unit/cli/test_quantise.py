@@ -50,7 +50,7 @@ def test_a_run_with_an_adapter_becomes_a_small_folder_that_opens_everywhere(
         words = ("classify", "warm tea", "--model", out, "--json", "--precision", precision)
         found = json.loads(bertsmith(capsys, *words).out)
         assert found["probabilities"]["positive"] == pytest.approx(plain, abs=0.02)
-    assert bertsmith(capsys, "evaluate", out, "--data", data).code == 0
+    assert bertsmith(capsys, "evaluate", "--model", out, "--data", data).code == 0
     load(out, device="cpu").save(tmp_path / "again")
     weights = [(each / "model.safetensors").read_bytes() for each in (out, tmp_path / "again")]
     assert weights[0] == weights[1]

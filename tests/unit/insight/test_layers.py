@@ -128,7 +128,7 @@ def test_states_that_changed(bert, eager, tuned):
 def test_the_commands_leave_tables_and_pictures(capsys, lively_folder, tuned, tmp_path):
     texts = tmp_path / "texts.txt"
     texts.write_text("The dog plays.\nA boy drinks tea.\n")
-    words = ("layers", "--models", lively_folder, tuned[1], "--input", texts)
+    words = ("layers", "--model", lively_folder, tuned[1], "--input", texts)
     told = bertsmith(capsys, "look", *words, "--out", tmp_path / "moves.png")
     assert told.code == 0 and "How far each layer moves a token, 2 texts" in told.out
     assert "The same of untrained networks" in told.out
@@ -141,7 +141,7 @@ def test_the_commands_leave_tables_and_pictures(capsys, lively_folder, tuned, tm
     told = bertsmith(capsys, "look", *both, "--out", tmp_path / "weights.png", "--json")
     assert json.loads(told.out)["weights"]["states"] == {}
     assert "is not the name of a picture" in mistake(capsys, "look", *both, "--out", tmp_path / "x.txt")
-    same = ("layers", "--models", lively_folder, lively_folder, "--input", texts, "--out", tmp_path / "x.png")
+    same = ("layers", "--model", lively_folder, lively_folder, "--input", texts, "--out", tmp_path / "x.png")
     assert f"{lively_folder}: is given twice; name each model once" in mistake(capsys, "look", *same)
 
 
@@ -154,7 +154,7 @@ def test_models_whose_folders_have_one_name_are_told_apart_by_the_folders_above(
     texts = tmp_path / "texts.txt"
     texts.write_text("The dog plays.\n")
     both = (tmp_path / "first" / "model", tmp_path / "second" / "model")
-    words = ("layers", "--models", *both, tuned[1], "--input", texts, "--json")
+    words = ("layers", "--model", *both, tuned[1], "--input", texts, "--json")
     told = bertsmith(capsys, "look", *words, "--out", tmp_path / "moves.png")
     assert told.code == 0, told.err
     assert list(json.loads(told.out)["moves"]) == ["first/model", "second/model", "after"]

@@ -118,7 +118,7 @@ def test_another_model_or_sample_is_computed_anew(frequencies, data, tmp_path):
 
 
 def test_the_command_prints_and_writes_the_table_with_published_rows(frequencies, data, tmp_path, capsys):
-    words = ("blimp", frequencies, "--data", data)
+    words = ("blimp", "--model", frequencies, "--data", data)
     told = bertsmith(capsys, *words, "--out", tmp_path / "out")
     assert "mean of the sets" in told.out and "69.4" in told.out and "sentences/s" in told.out
     rows = {line.split("  ")[0]: line for line in told.out.splitlines()}
@@ -133,14 +133,18 @@ def test_the_command_prints_and_writes_the_table_with_published_rows(frequencies
 
 def test_a_folder_that_is_none_of_blimp_is_one_line(frequencies, data, tmp_path, capsys):
     for folder in (tmp_path / "none", frequencies):
-        assert "does not contain .jsonl files" in mistake(capsys, "blimp", frequencies, "--data", folder)
+        assert "does not contain .jsonl files" in mistake(
+            capsys, "blimp", "--model", frequencies, "--data", folder
+        )
     (data / "order.jsonl").write_text(
         '{"sentence_good": "a", "sentence_bad": " ", "linguistics_term": "b", "UID": "c"}\n'
     )
-    assert "order.jsonl:1: " in mistake(capsys, "blimp", frequencies, "--data", data)
+    assert "order.jsonl:1: " in mistake(capsys, "blimp", "--model", frequencies, "--data", data)
     (data / "order.jsonl").write_text("")
-    assert "order.jsonl: does not contain a pair" in mistake(capsys, "blimp", frequencies, "--data", data)
+    assert "order.jsonl: does not contain a pair" in mistake(
+        capsys, "blimp", "--model", frequencies, "--data", data
+    )
     (data / "order.jsonl").unlink()
     long = {"sentence_good": "a", "sentence_bad": "tea " * 200, "linguistics_term": "b", "UID": "c"}
     (data / "words.jsonl").write_text(json.dumps(long))
-    assert "words.jsonl:1: has 202 tokens" in mistake(capsys, "blimp", frequencies, "--data", data)
+    assert "words.jsonl:1: has 202 tokens" in mistake(capsys, "blimp", "--model", frequencies, "--data", data)

@@ -63,7 +63,7 @@ def measuring(monkeypatch):
 def test_a_table_of_several_models_is_measured_once(place, tmp_path, capsys, measuring):
     data, out = place / "data" / "sst2", tmp_path / "cost"
     runs = (place / "runs" / "sst2", place / "merged")
-    words = ("cost", "--models", *runs, "--task", "sst2", "--data", data, "--out", out, "--seconds", 0)
+    words = ("cost", "--model", *runs, "--task", "sst2", "--data", data, "--out", out, "--seconds", 0)
     told = bertsmith(capsys, *words)
     assert told.code == 0, told.err
     assert [name for name, _ in measuring] == ["sst2", "merged"]
@@ -177,8 +177,8 @@ def test_models_of_another_task_are_refused_before_anything_is_measured(
 ):
     rest = ("--data", place / "data" / "sst2", "--out", tmp_path / "cost")
     one = place / "merged"
-    assert "was fine-tuned for sst2" in mistake(capsys, "cost", "--models", one, "--task", "mrpc", *rest)
-    told = mistake(capsys, "cost", "--models", one, model, "--task", "sst2", *rest)
+    assert "was fine-tuned for sst2" in mistake(capsys, "cost", "--model", one, "--task", "mrpc", *rest)
+    told = mistake(capsys, "cost", "--model", one, model, "--task", "sst2", *rest)
     assert "was not fine-tuned by bertsmith" in told
     assert not measuring and not (tmp_path / "cost").exists()
 

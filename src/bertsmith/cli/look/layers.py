@@ -19,7 +19,7 @@ PictureOption = Annotated[
 
 
 def layers(
-    models: Annotated[list[Path], Option("--models", metavar="FOLDER ...", help="Model folders.")],
+    models: Annotated[list[Path], Option("--model", metavar="FOLDER...", help="Model folders.")],
     texts: looking.Texts,
     out: PictureOption,
     longest: looking.Longest = 128,
@@ -32,7 +32,7 @@ def layers(
     Lan et al. 2019 compared BERT and ALBERT by this figure: if layers share their weights, tokens move more
     evenly. Each model is compared with three networks with random weights.
 
-    Example: bertsmith look layers --models models/bert models/albert --input texts.txt --out layers.png
+    Example: bertsmith look layers --model models/bert models/albert --input texts.txt --out layers.png
     """
     from bertsmith.insight.layer_distances import layer_distances, layers_report, untrained_distances
 
