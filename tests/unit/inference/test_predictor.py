@@ -243,8 +243,8 @@ def test_a_mix_of_layers_is_an_ability_too(folder, tmp_path):
     [
         (lambda b: b.classify(["a"]), "no classify head, which is required to classify texts"),
         (lambda b: b.score(["a"]), "no classify head, which is required to give texts a number"),
-        (lambda b: b.tag(["a"]), "no tag head, which is required to tag words"),
-        (lambda b: b.entities("a"), "no tag head, which is required to tag words"),
+        (lambda b: b.tag(["a"]), "tag head, which is required to tag words"),
+        (lambda b: b.entities("a"), "tag head, which is required to tag words"),
         (lambda b: b.answer("a", "b"), "no span head, which is required to answer questions"),
         (lambda b: b.choose([("a", "b")]), "no choice head, which is required to choose among texts"),
     ],

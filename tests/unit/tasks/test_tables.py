@@ -233,7 +233,7 @@ def test_columns_name_the_cells_of_a_file_without_a_header(tmp_path, name) -> No
     path = written(tmp_path, name, f"x{mark}1\ny{mark}2\n")
     form = TableFormat(columns=("text", "stars"))
     assert [row.values["text"] for row in rows_of(path, Columns(("text",)), form)] == ["x", "y"]
-    with pytest.raises(UserError, match="no column 'label'; its columns are 'text', 'stars'"):
+    with pytest.raises(UserError, match="lacks the column 'label'; its columns are 'text', 'stars'"):
         list(rows_of(path, Columns(("label",)), form))
 
 

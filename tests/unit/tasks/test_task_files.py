@@ -54,7 +54,7 @@ def test_a_folder_that_is_not_there_is_reported(tmp_path) -> None:
 
 
 def test_an_unknown_split_lists_the_known_ones(tmp_path) -> None:
-    with pytest.raises(UserError, match="no split 'validation'; its splits are train, dev, test"):
+    with pytest.raises(UserError, match="have a split 'validation'; its splits are train, dev, test"):
         read_split(SST2, tmp_path, "validation", skip_bad=False)
 
 
