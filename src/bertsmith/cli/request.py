@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from bertsmith.cli.spelling import Setting
 from bertsmith.recipe.toml_text import value_text
@@ -102,8 +102,10 @@ def with_options(verb: Callable[..., R]) -> Callable[..., R]:
         own = _in_order_of_help(requests[name]) if name in requests else [each]
         notes = annotations_of(requests[name]) if name in requests else {name: each.annotation}
         for one in own:
-            kind, *rest = get_args(notes[one.name]) or (notes[one.name],)
-            note = Annotated[(_ON_COMMAND_LINE.get(kind, kind), *rest)] if rest else kind
+            note = notes[one.name]
+            if get_origin(note) is Annotated:
+                kind, *rest = get_args(note)
+                note = Annotated[(_ON_COMMAND_LINE.get(kind, kind), *rest)]
             wanted.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=note))
 
     @wraps(verb)

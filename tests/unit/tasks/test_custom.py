@@ -195,7 +195,7 @@ def test_a_folder_may_bring_its_own_development_file(tmp_path) -> None:
 
 def test_a_wrong_column_lists_those_there_are(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,stars", "a,1")
-    with pytest.raises(UserError, match="lacks the column 'review'; its columns are 'text', 'stars'"):
+    with pytest.raises(UserError, match="column 'review'; .* 'text', 'stars'"):
         read(CustomSpec("review", "stars"), path)
 
 
@@ -249,7 +249,7 @@ def test_a_development_file_may_lie_elsewhere(tmp_path) -> None:
 def test_a_column_of_ids_that_is_not_there_is_reported_but_not_needed_for_predictions(tmp_path) -> None:
     path = table(tmp_path / "my.csv", "text,label", "a,x", "b,y")
     spec = CustomSpec("text", "label", key="number", dev_fraction=WHOLE)
-    with pytest.raises(UserError, match="lacks the column 'number'; its columns are 'text', 'label'"):
+    with pytest.raises(UserError, match="column 'number'; .* 'text', 'label'"):
         read(spec, path)
     assert [example.key for example in read(spec, path, "test")] == ["0", "1"]
 

@@ -152,7 +152,7 @@ def test_a_split_alone_is_looked_at_alone(tmp_path) -> None:
 
 def test_a_place_that_is_not_there_is_reported(tmp_path) -> None:
     (tmp_path / "train.tsv").write_text("sentence\tlabel\na\t1\n")
-    with pytest.raises(UserError, match=r"dev\.tsv: no such file"):
+    with pytest.raises(UserError, match=r"/dev\.tsv: .*; name a folder with dev\.tsv"):
         inspect_files(task_named("sst2"), {"train": tmp_path, "dev": tmp_path / "dev.tsv"})
 
 

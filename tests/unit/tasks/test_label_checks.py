@@ -19,8 +19,8 @@ def examples(labels):
 @pytest.mark.parametrize(
     ("label", "fault"),
     [
-        ("\x1b[31mred", r"'\\x1b\[31mred' contains control characters"),
-        ("half \ud800", r"'half \\ud800' contains control characters"),
+        ("\x1b[31mred", r"'\\x1b\[31mred' .*control"),
+        ("half \ud800", r"'half \\ud800' .*control"),
         ("x" * 2**20, "has 1,048,576 characters"),
     ],
 )

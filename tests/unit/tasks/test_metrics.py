@@ -125,7 +125,7 @@ def test_an_unknown_metric_is_answered_with_the_known_ones():
 
 @pytest.mark.parametrize("labels", [np.array([0, -1]), np.array([0.5, np.nan])])
 def test_examples_without_a_label_are_not_evaluated(labels):
-    with pytest.raises(UserError, match="lack a label"):
+    with pytest.raises(UserError, match="label to compare with"):
         scores_of(("accuracy",), labels, np.array([0, 1]))
 
 

@@ -140,7 +140,7 @@ def test_a_needed_column_that_stands_twice_is_rejected(tmp_path) -> None:
     [
         (b"{", "is not valid JSON"),
         (b"[1]", "is not a JSON object"),
-        (b'{"b": 1}', "has no 'a', only 'b'"),
+        (b'{"b": 1}', "lacks 'a', it has 'b'"),
         (b'{"a": "\xff"}', "is not valid JSON"),
     ],
 )
@@ -233,7 +233,7 @@ def test_columns_name_the_cells_of_a_file_without_a_header(tmp_path, name) -> No
     path = written(tmp_path, name, f"x{mark}1\ny{mark}2\n")
     form = TableFormat(columns=("text", "stars"))
     assert [row.values["text"] for row in rows_of(path, Columns(("text",)), form)] == ["x", "y"]
-    with pytest.raises(UserError, match="lacks the column 'label'; its columns are 'text', 'stars'"):
+    with pytest.raises(UserError, match="column 'label'; .* 'text', 'stars'"):
         list(rows_of(path, Columns(("label",)), form))
 
 
