@@ -97,7 +97,7 @@ class PretrainingDataset(Dataset[StepBatches]):
     )
 
     def __post_init__(self) -> None:
-        if stored_units(self.recipe.masking) and not self.opened_store.has_units:
+        if self.predicts and stored_units(self.recipe.masking) and not self.opened_store.has_units:
             remedy = "make the store with `bertsmith corpus --lexicon FILE`"
             what = "was made without phrases and entities, which the recipe's masking requires"
             raise UserError(what, where=str(self.opened_store.folder), remedy=remedy)

@@ -85,7 +85,7 @@ class WatchedAttention:
         self._watch, self._layer, self._groups = watch, 0, groups
 
     def __call__(self, inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
-        """Return each each requested row's mix of its sequence's values."""
+        """Return each requested row's mix of its sequence's values."""
         query_THK, key_THK, value_THK = inputs.apart()
         if not self._groups:
             self._groups = groups_of(layout, query_THK.device)
