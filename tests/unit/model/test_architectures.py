@@ -239,7 +239,7 @@ def test_a_head_the_member_does_not_have_is_rejected():
 
 def test_an_unknown_model_type_is_rejected_with_the_known_ones():
     with pytest.raises(
-        UserError, match=r"config.json: unknown model_type 'gpt9'; bertsmith knows bert, roberta"
+        UserError, match=r"config.json: unknown model_type 'gpt9'; bertsmith supports bert, roberta"
     ):
         architecture_of("gpt9", where="config.json")
 
