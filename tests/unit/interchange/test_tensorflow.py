@@ -279,7 +279,7 @@ def test_an_import_that_fails_names_the_published_config(tmp_path: Path) -> None
     with pytest.raises(UserError, match=f"{folder}/bert_config.json: 3 attention heads do not divide"):
         import_checkpoint(folder, tmp_path / "out")
     folder = write_checkpoint(tmp_path, BERT | {"hidden_size": 6}, bert_variables())
-    with pytest.raises(UserError, match=r"weight is \[11, 4\], but bert_config.json .* \[11, 6\]"):
+    with pytest.raises(UserError, match="but bert_config.json asks for"):
         import_checkpoint(folder, tmp_path / "out")
 
 
@@ -409,7 +409,7 @@ def test_a_missing_layer_is_left_to_whoever_builds_the_model(tmp_path: Path) -> 
 @pytest.mark.parametrize("shape", [(), (4,), (1, 2, 2), (1 << 40, 0)])
 def test_a_matrix_that_is_none_is_rejected(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     variables = {name: np.zeros(shape, np.float32)}
-    with pytest.raises(UserError, match=f"'{name}' has the shape .* matrix; download"):
+    with pytest.raises(UserError, match=f"'{name}' has the shape .* not a matrix"):
         read_checkpoint(write_checkpoint(tmp_path, BERT, variables))
 
 
