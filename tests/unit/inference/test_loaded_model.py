@@ -255,7 +255,7 @@ def test_roberta_takes_pairs_with_its_own_separators(tmp_path):
     states = roberta.hidden_states([("one snow", "two rain")])[0]
     assert states.shape[1] == len(roberta.tokenizer.encode_pair("one snow", "two rain"))
     assert len(roberta.fill("one <mask> snow", top=2)[0]) == 2
-    with pytest.raises(UserError, match=r"has no <mask>; write <mask> in place of \[MASK\]"):
+    with pytest.raises(UserError, match=r"<mask>; write <mask> in place of \[MASK\]"):
         roberta.fill("one [MASK] snow")
 
 

@@ -233,7 +233,7 @@ def test_a_fresh_classifier_brings_a_fresh_pooler_and_says_so():
 
 
 def test_a_head_the_member_does_not_have_is_rejected():
-    with pytest.raises(UserError, match="distilbert has no 'nsp' head; it has mlm"):
+    with pytest.raises(UserError, match="distilbert .* 'nsp' head; it has mlm"):
         build_network(tiny_encoder_config("distilbert"), {"nsp": 2})
 
 
