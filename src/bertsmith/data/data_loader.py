@@ -249,8 +249,7 @@ def load_steps(
                 raise step
             yield step
     finally:
-        # torch ends its workers when the last reference is deleted, but on a GPU they were seen to live
-        # longer.
+        # torch ends its workers when the last reference is gone, but on a GPU they were seen to live longer.
         getattr(ready, "_shutdown_workers", lambda: None)()
 
 
