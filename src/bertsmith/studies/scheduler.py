@@ -96,13 +96,11 @@ class Scheduler:
     on_change: Callable[["Scheduler"], None]
     """Called after each change, to write the progress of the study."""
     keeps_models: bool = False
-    """False to remove each model that this call makes as soon as the study does not need it any more."""
+    """False to remove each model as soon as the study does not need it any more."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: dict[str, CellProcess] = field(default_factory=dict)
     ends: dict[str, int] = field(default_factory=dict)
     """Times that the process of a cell was killed or stopped."""
-    made: set[str] = field(default_factory=set)
-    """Keys of cells that this call has made."""
     must_be_alone: set[str] = field(default_factory=set)
     """Keys of cells that ran out of memory next to others."""
 
@@ -115,6 +113,7 @@ class Scheduler:
 
     def run(self) -> None:
         """Make all cells that are possible; if asked to stop, raise Stopped once all have ended."""
+        self._remove_models()
         with StopRequested(self.callback.on_signal) as stop:
             try:
                 while self.waiting or self.running:
@@ -255,26 +254,26 @@ class Scheduler:
     def _ended(self, outcome: Outcome) -> None:
         self.outcomes[outcome.stage.key] = outcome
         if outcome.result is not None:
-            self.made.add(outcome.stage.key)
             self._tell(outcome.stage, f"is done after {outcome.result.seconds:.0f} s")
             self._remove_models()
         elif outcome.failure is not None:
             self._tell(outcome.stage, f"failed: {outcome.failure.reason}")
 
     def _remove_models(self) -> None:
-        """Remove the models of this call that are no longer needed.
-
-        Earlier calls and other studies may keep theirs. A stage that would be tried again needs its inputs.
-        """
+        """Keep all models, or remove unneeded ones; a stage that would be tried again needs its inputs."""
         open_stages = [
             stage
             for key, stage in self.stages.items()
             if not (key in self.outcomes and self.outcomes[key].is_final)
         ]
         needed = {each.key for stage in open_stages for each in stage.stages_before}
-        for key in () if self.keeps_models else self.made - needed:
-            if not self.cells.lacks_model(self.stages[key]):
-                self.cells.remove_model(self.stages[key])
+        for key, outcome in self.outcomes.items():
+            if outcome.result is None or self.cells.lacks_model(outcome.stage):
+                continue
+            if self.keeps_models:
+                self.cells.keep_model(outcome.stage)
+            elif key not in needed:
+                self.cells.remove_model(outcome.stage)
 
     def _end_all(self) -> None:
         """Ask all running cells to stop, and kill the ones that have not saved in time."""

@@ -77,7 +77,8 @@ def test_models_leave_the_disk_when_no_stage_needs_them_and_are_made_again_for_o
     # What failed may be tried again, and needs its input.
     assert [cells.lacks_model(each) for each in (first, second)] == [False, True]
     assert not (cells.folder(second) / MODEL).exists()
-    cells.remove_model(first)
+    made(tmp_path, second)
+    assert cells.lacks_model(first) and cells.outcome(first).result == outcomes[first.key].result
     third = stage(before=first, seed=2)
     scheduler, heard = made(tmp_path, third, keeps_models=True)
     begun = [text for text in heard.messages if text.endswith("begins")]
