@@ -227,6 +227,11 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
             ("--minutes", "1"),
             "--quick --minutes: a head that is solved takes no steps; remove one of them",
         ),
+        (
+            "sst2",
+            ("--patience", "2"),
+            "--quick --patience: a head that is solved takes no steps; remove one of them",
+        ),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; remove --seeds"),
         ("sst2", ("--random", "3"), "--quick --random: a solved head is the same in every run"),
     ],
