@@ -149,7 +149,8 @@ def finetune(request: FinetuneRequest) -> TrainingRun:
     folder = Path(request.out)
     with rows_beside(folder, as_arguments(FinetuneRequest)) as rows:
         data = rows.path(request.data, folder.with_name(f"{folder.name}-data"), "data")
-        held = rows.path_of_file(request.dev, folder.with_name(f"{folder.name}-dev"), "dev")
+        beside = folder.with_name(f"{folder.name}-dev")
+        held = None if request.dev is None else rows.path(request.dev, beside, "dev")
         asked = replace(request, data=data, dev=held)
         assignment, trials = asked.runs()
         with progress_display(finetuning_line, as_json=False) as display:

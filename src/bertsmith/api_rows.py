@@ -47,10 +47,6 @@ class RowFiles:
             self._write(file, _rows_of(data[split]), f'{name}["{split}"]')
         return place
 
-    def path_of_file(self, data: Any, place: Path, name: str) -> Path | None:
-        """Return the path of data, or None if there are none."""
-        return None if data is None else self.path(data, place, name)
-
     def _write(self, file: Path, rows: Rows, name: str) -> Path:
         self.names[file] = name
         lines = (json.dumps(row, ensure_ascii=False, default=_plain) for row in rows)

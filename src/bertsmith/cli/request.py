@@ -139,8 +139,10 @@ def with_options(verb: Callable[..., R]) -> Callable[..., R]:
         own = _in_order_of_help(requests[name]) if name in requests else [each]
         notes = annotations_of(requests[name]) if name in requests else {name: each.annotation}
         for one in own:
-            kind, *rest = get_args(notes[one.name]) or (notes[one.name],)
-            note = Annotated[(_ON_COMMAND_LINE.get(kind, kind), *rest)] if rest else kind
+            note = notes[one.name]
+            if get_origin(note) is Annotated:
+                kind, *rest = get_args(note)
+                note = Annotated[(_ON_COMMAND_LINE.get(kind, kind), *rest)]
             wanted.append(one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=note))
 
     @wraps(verb)

@@ -420,9 +420,7 @@ def open_lock_file(file: Path) -> int:
 
 
 def lock_for_this_process(handle: int) -> None:
-    """Lock without waiting; raise OSError if another process holds the lock or the disk does not support
-    locks.
-    """
+    """Lock without waiting; raise OSError if another process holds the lock or the disk has no locks."""
     # Unlike flock's, this lock is not inherited by forked processes: batch-building workers may outlive a
     # killed run by seconds, and running the same command again must not fail because of them.
     fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

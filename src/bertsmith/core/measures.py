@@ -193,9 +193,7 @@ class Declaration:
 
     @property
     def deciding(self) -> Metric:
-        """Return the metric that decides between runs: the watched one, from the fixed evaluation if it has
-        one.
-        """
+        """Return the metric that decides between runs: the watched one, from a fixed evaluation if there."""
         return self.fixed.get(FIXED_PREFIX + self.watched, self.own[self.watched])
 
     @property

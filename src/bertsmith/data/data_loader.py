@@ -97,7 +97,7 @@ class PretrainingDataset(Dataset[StepBatches]):
     )
 
     def __post_init__(self) -> None:
-        if stored_units(self.recipe.masking) and not self.opened_store.has_units:
+        if self.predicts and stored_units(self.recipe.masking) and not self.opened_store.has_units:
             remedy = "make the store with `bertsmith corpus --lexicon FILE`"
             what = "was made without phrases and entities, which the recipe's masking requires"
             raise UserError(what, where=str(self.opened_store.folder), remedy=remedy)
@@ -249,8 +249,7 @@ def load_steps(
                 raise step
             yield step
     finally:
-        # torch ends its workers when the last reference is deleted, but on a GPU they were seen to live
-        # longer.
+        # torch ends its workers when the last reference is gone, but on a GPU they were seen to live longer.
         getattr(ready, "_shutdown_workers", lambda: None)()
 
 

@@ -248,8 +248,7 @@ class _Table:
     def run_sizes(self, max_run_S: Numbers) -> Numbers:
         """Return the sizes [R, S, G] of runs of 1 to R units; _TOO_LARGE beyond the sampled length."""
         max_run, width = int(max_run_S.max(initial=1)), self.width
-        # Counters different from those that `random_order` uses: a unit's rank and its run length must be
-        # independent.
+        # Other counters than `random_order` uses: a unit's rank and its run length must be independent.
         counters_1G = (self.numbers_1G + _RUN_DRAWS).astype(np.uint64)
         limits = np.cumsum(run_weights(max_run))[:-1]
         sampled_SG = 1 + np.searchsorted(limits, uniforms(self.keys_S[:, None], counters_1G), side="right")

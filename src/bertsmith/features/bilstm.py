@@ -162,7 +162,7 @@ def read_parts(encoder: Encoder, number: int) -> Iterator[nn.Module]:
     if number == 0:
         yield tables.layer  # without the relative positions of layers
         return
-    for depth in (*layers[0 if encoder.shares_layers else encoder.layers - number :], tables):
+    for depth in (*layers[encoder.layers - number if len(layers) == encoder.layers else 0 :], tables):
         yield depth.layer
         yield from depth.also
 

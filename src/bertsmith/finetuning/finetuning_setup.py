@@ -62,9 +62,7 @@ from bertsmith.training.trainer import (
 )
 
 CPU_HALF_MULTIPLE = 32
-"""Multiple of tokens on a CPU: oneDNN compiles half-precision products for each shape, 10 % of a step if all
-differ.
-"""
+"""oneDNN compiles half-precision products for each shape: 10 % of a CPU step if all shapes differ."""
 MICRO_TOKENS = 16_384
 GPU_MICRO_TOKENS = (65_536, 32_768)
 """Tokens that keep a large GPU busy: launching a pass of BERT-Base takes 30 ms, however small it is."""

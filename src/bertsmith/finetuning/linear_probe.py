@@ -83,8 +83,7 @@ def solve_head(
     mean_D, deviation_D = rows.vectors_ND.mean(0), rows.vectors_ND.std(0, correction=0)
     # A constant column contains no information, and must not be divided by 0.
     scale_D = torch.where(deviation_D > 1e-6, 1 / deviation_D.clamp(min=1e-6), 0.0)
-    # only a bias can compensate a subtracted mean
-    mean_D = mean_D if rows.biased else torch.zeros_like(mean_D)
+    mean_D = mean_D if rows.biased else torch.zeros_like(mean_D)  # a bias makes up for the mean
     rows.vectors_ND.sub_(mean_D).mul_(scale_D)
     penalty = choose_penalty(rows, problem, layer.out_features)
 

@@ -297,9 +297,7 @@ def _is_table(out: Path) -> bool:
 
 
 def write_predictions(out: Path, file: FilePredictions, *, with_text: bool = False) -> list[Path]:
-    """Write the predictions as a table if the name requires it, else in the kind's own form; return the
-    files.
-    """
+    """Write the predictions as a table if the name says so, else in the kind's own form; return the files."""
     kind = file.config.kind
     check_ending(kind, out)
     if not _is_table(out):

@@ -24,8 +24,7 @@ MAX_NAMES = 4
 MIN_FRACTION = 0.001
 """Smallest fraction that is printed exactly, in tenths of a percent."""
 LOW_LORA_RATE = 1e-4
-"""Learning rate below which LoRA learns little in a usual run: the paper's rates for GLUE are 2e-4 to 5e-4.
-"""
+"""LoRA learns little below this in a usual run: the paper's rates for GLUE are 2e-4 to 5e-4."""
 
 
 def total_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> int:

@@ -157,8 +157,7 @@ def fill_each_mask(
             for rows_P in torch.split(is_mask_T.nonzero().flatten(), MASKS_AT_ONCE)
             for row_V in word_log_probabilities(engine, hidden_TD, rows_P)
         ]
-        # The masks of all sequences are in one row; a sequence's masks begin at the count of all earlier
-        # ones.
+        # The masks of all sequences are in one row; a sequence's begin at the count of all earlier ones.
         before = [0, *is_mask_T.cumsum(0).tolist()]
         return [of_masks[before[start] : before[end]] for start, end in batch.layout.bounds()]
 

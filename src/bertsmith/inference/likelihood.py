@@ -180,8 +180,7 @@ def _log_probabilities(engine: Engine, views: Sequence[Tensor], tokens_P: Tensor
 
 
 def _likelihood(text: TokenizedText, scores_T: Doubles, *, is_pseudo: bool) -> Likelihood:
-    # the end of the part that was read, if the text was truncated
-    end = max(end for _, end in text.encoded.offsets)
+    end = max(end for _, end in text.encoded.offsets)  # of the part read, if truncated
     return Likelihood(
         log_likelihood=float(np.nansum(scores_T)),
         tokens=int(np.isfinite(scores_T).sum()),

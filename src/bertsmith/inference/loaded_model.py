@@ -203,10 +203,8 @@ class Bert:
         """
         folder = model_folder(folder)
         if self._int8:
-            what, remedy = (
-                "8-bit weights do not support adapters",
-                "load the adapter's folder by itself in int8",
-            )
+            what = "8-bit weights do not support adapters"
+            remedy = "load the adapter's folder by itself in int8"
             raise UserError(what, where=str(folder), remedy=remedy)
         finetuned = read_finetuned(folder)
         model = adapted_model(self.model, read_adapter(folder), finetuned)

@@ -37,10 +37,8 @@ def write_attention_picture(out: Path, bert: Bert, text: TextOrPair, *, title: s
     overview = inspect_heads(bert, text)
     tokens = len(overview.tokens)
     if tokens > MOST_TOKENS:
-        what, remedy = (
-            f"has {tokens} tokens, but a picture shows at most {MOST_TOKENS}",
-            "shorten it, or write .html",
-        )
+        what = f"has {tokens} tokens, but a picture shows at most {MOST_TOKENS}"
+        remedy = "shorten it, or write .html"
         raise UserError(what, where="the text", remedy=remedy)
     weights_LHNN = inspect_attention(bert, text).weights.double().numpy()
 

@@ -37,8 +37,7 @@ _FOOTER_BYTES = 48
 _MAGIC = 0xDB4775248B80FB57
 _NEWEST_KNOWN_VERSION = 1
 _BFLOAT16 = 14
-# The numbers are TensorFlow's DataType; numpy does not have bfloat16, so those bits are widened after
-# reading.
+# The numbers are TensorFlow's DataType; numpy lacks bfloat16, so those bits are widened after reading.
 _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", _BFLOAT16: "<u2", 19: "<f2"}
 # BERT-Large with its optimizer has an index of about 0.1 MB; these bounds stop files made to exhaust memory.
 _MAX_INDEX_BYTES = 16 << 20

@@ -272,10 +272,8 @@ def _find_prefix(source: Path) -> Path:
         remedy = "give a folder with bert_model.ckpt.index, or the prefix FOLDER/bert_model.ckpt"
         raise UserError("does not contain a TensorFlow checkpoint", where=str(source), remedy=remedy)
     if len(found) > 1:
-        names, remedy = (
-            ", ".join(path.stem for path in found),
-            f"name one, for example {found[0].with_suffix('')}",
-        )
+        names = ", ".join(path.stem for path in found)
+        remedy = f"name one, for example {found[0].with_suffix('')}"
         raise UserError(f"contains several checkpoints: {names}", where=str(source), remedy=remedy)
     return found[0].with_suffix("")
 

@@ -17,9 +17,7 @@ from bertsmith.model.encoder_config import Direction, EncoderConfig, need
 from bertsmith.packed import ALL, Layout, PackedBatch, Rows
 
 Stream = Callable[[PackedBatch], Tensor]
-"""Reads a text's next tokens with their positions, keeps the data that later ones need, and returns their
-states.
-"""
+"""Reads a text's next tokens with their positions, keeps data for later ones, returns their states."""
 Sentence = Literal["first", "last", "mean", "ends"]
 """Kind of state that represents a sequence; SENTENCE_STATES has a function for each."""
 
@@ -231,8 +229,7 @@ def can_compile(module: nn.Module) -> bool:
 
 def first_rows(layout: Layout) -> Tensor:
     """Return the row at which each sequence begins [S]."""
-    # An empty sequence that only pads the layout points past the last row: any row will do, as it is not
-    # read.
+    # An empty sequence that only pads the layout points past the last row: any row will do, unread.
     return torch.minimum(layout.starts_S1[:-1], layout.starts_S1[-1] - 1)
 
 

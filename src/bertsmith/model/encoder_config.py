@@ -62,10 +62,7 @@ class EncoderConfig(ABC):
     width: int
     layers: int
     embedding_width: int
-    """Width of the embeddings:
-
-    ALBERT and ELECTRA keep narrow ones and widen them; elsewhere equal to `width`.
-    """
+    """Width of the embeddings: narrow in ALBERT and ELECTRA, which widen them; elsewhere `width`."""
     positions: int
     """Longest text of the model, in tokens."""
     segments: int = 0

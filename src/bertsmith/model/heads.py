@@ -15,10 +15,7 @@ from bertsmith.model.kernels.activations import activation_function
 Reads = Literal["tokens", "sentence", "pooled"]
 """Input of a head: every token's state, the encoder's sentence state, or the pooler's output."""
 ALIGNED_WORDS = 64
-"""Number of scores is rounded up to this:
-
-GPU products are three times as fast if rows are multiples of 16 bytes; 30,522 scores are not.
-"""
+"""A GPU multiplies three times as fast with rows of whole 16 bytes, which 30,522 scores are not."""
 
 
 class Pooler(nn.Module):

@@ -233,23 +233,23 @@ def check_comparable(student: EncoderConfig, teacher: EncoderConfig, distill: Di
     """Raise if these two models cannot be compared as the recipe requires."""
     if not distill.compares_heads:
         return
-    where, student, teacher = "distill.relation_heads", with_heads(student), with_heads(teacher)
+    key, student, teacher = "distill.relation_heads", with_heads(student), with_heads(teacher)
     if not (student.plain_attention and teacher.plain_attention):
         what = "a DeBERTa's attention is not a product of only queries and keys"
-        remedy = "set distill.attention_weight and distill.relation_weight to 0"
+        remedy = "set `distill.attention_weight` and `distill.relation_weight` to 0"
         raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if student.layer_heads or teacher.layer_heads:
         what = "a model with pruned heads cannot be compared with another model's heads"
-        remedy = "set distill.attention_weight and distill.relation_weight to 0"
+        remedy = "set `distill.attention_weight` and `distill.relation_weight` to 0"
         raise UserError(what, key="distill.relation_weight", remedy=remedy)
     if distill.relation_heads == "heads":
         if student.heads != teacher.heads:
             what = f"the student has {student.heads} heads, but the teacher has {teacher.heads}"
-            remedy = f"set {where} to a number that divides {student.width} and {teacher.width}"
-            raise UserError(what, where=where, remedy=remedy)
+            remedy = f"set `{key}` to a number that divides {student.width} and {teacher.width}"
+            raise UserError(what, key=key, remedy=remedy)
     elif student.width % distill.relation_heads or teacher.width % distill.relation_heads:
         what = f"{distill.relation_heads} does not divide the widths {student.width} and {teacher.width}"
-        raise UserError(what, where=where, remedy="give a number that divides both")
+        raise UserError(what, key=key, remedy="give a number that divides both")
 
 
 def summary(recipe: Recipe) -> str:

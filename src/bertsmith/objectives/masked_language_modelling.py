@@ -149,7 +149,7 @@ def with_pair_head(heads: dict[str, int], recipe: Recipe) -> dict[str, int]:
         what = f"{recipe.model.type} does not have a {pair} head"
         others = (*(head for head in ("nsp", "sop") if head in specs), "full-sentences")
         remedy = f"choose {', '.join(others)} or another model"
-        raise UserError(what, where="recipe: examples.pairs", remedy=remedy)
+        raise UserError(what, key="examples.pairs", remedy=remedy)
     return {**{support: 0 for support in specs[pair].needs}, **heads, pair: 2}
 
 

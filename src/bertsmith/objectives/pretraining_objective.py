@@ -74,7 +74,8 @@ class StepObjective(PretrainingObjective, OverTheStep):
     """
 
     def __init__(self, network: Network, declared: Declaration) -> None:
-        assert declared.over_the_step
+        # Evaluation compares whole blocks of rows, and counts these.
+        assert declared.over_the_step and len(declared.counts) == 1
         super().__init__(network, declared)
 
     def rows(self, batch: PretrainingBatch) -> tuple[Tensor, Tensor]:

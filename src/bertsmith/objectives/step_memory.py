@@ -64,8 +64,7 @@ class MemoryEstimate:
 def estimate_memory(load: TrainingLoad, tokens: int) -> MemoryEstimate:
     """Estimate the memory of a step with micro-batches of this many tokens."""
     of_generator, rows = 0, load.config.views * math.ceil(tokens * load.predicted_fraction)
-    # `compared` counts the part that is kept
-    of_teacher = 0 if load.teacher is None else load.teacher.layer_bytes(load)
+    of_teacher = 0 if load.teacher is None else load.teacher.layer_bytes(load)  # `compared` is kept
     if load.generator is not None:
         smaller = replace(load, config=load.generator, generator=None)
         of_generator = tokens * (_embeddings(smaller) + load.generator.kept_bytes(load))
@@ -136,9 +135,7 @@ def _scores(load: TrainingLoad, rows: int) -> int:
 
 
 def _chunk(load: TrainingLoad, rows: int) -> int:
-    """Return the temporary bytes of such a loss: a chunk of scores, or the words' gradient while it is
-    scaled.
-    """
+    """Return the temporary bytes of such a loss: a chunk of scores, or the scaled gradient of the words."""
     if not (rows and _chunked(load)):
         return 0
     vocabulary = load.config.vocabulary

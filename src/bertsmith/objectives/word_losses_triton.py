@@ -21,9 +21,7 @@ LOG2_E, LN_2 = tl.constexpr(1.4426950408889634), tl.constexpr(0.6931471805599453
 LOWEST = tl.constexpr(-1e30)
 """A value below every score of a network except -inf, which cannot be subtracted from."""
 UNALIGNED = ["labels"]
-"""Arguments that are read one by one, at any alignment: another address must not require another kernel
-within a recording.
-"""
+"""Read one by one, at any alignment: another address must not require another kernel when recording."""
 
 
 def forward(

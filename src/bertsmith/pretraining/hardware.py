@@ -36,9 +36,7 @@ CPU_MICRO_TOKENS = 8_192
 GPU_MICRO_TOKENS = 65_536
 """Maximum tokens of a forward pass on a GPU; larger passes are not faster."""
 CPU_MICRO_OPERATIONS = 4e11
-"""Maximum operations of a pass on a CPU, some seconds on a few slow cores: a stop is noticed only between two
-passes.
-"""
+"""Some seconds on a few slow cores: a request to stop is noticed only between two passes."""
 GPU_LOADER_WORKERS = 4
 GPU_EVALUATION_SEQUENCES, CPU_EVALUATION_SEQUENCES = 2048, 128
 """Sequences of a held-out evaluation: it should take seconds, because a run of minutes has twelve of them."""
@@ -48,9 +46,7 @@ MAX_EVALUATION_FRACTION = 0.1
 GPU_MULTIPLE, CPU_MULTIPLE = 64, 8
 """Token counts are rounded up to these by a filler sequence: matrix units are fast at round numbers."""
 RECORDED_FLOPS = 2e13
-"""Maximum operations of a recorded step: a GPU computes a smaller one in less time than Python needs to
-launch its kernels.
-"""
+"""Maximum operations of a recorded step: below it, a GPU waits for Python to launch its kernels."""
 TOKEN_PARTS, PREDICTED_PARTS, SEQUENCE_PARTS = 64, 32, 4
 """Number of parts that the sizes of a recorded step are rounded to: few sizes to record, and little filler.
 
@@ -353,9 +349,7 @@ def free_bytes(world: World) -> int:
 
 
 def product_flops(device: torch.device) -> float | None:
-    """Return the operations a second of large matrix products: measured on a CPU, from the data sheet of a
-    known GPU.
-    """
+    """Return the operations a second of large matrix products: a known GPU's data sheet, or measured."""
     if device.type != "cpu":
         return peak_of(device)
     matrix, seconds = torch.ones(PRODUCT_SIZE, PRODUCT_SIZE), []

@@ -95,21 +95,21 @@ def evaluate(
     if isinstance(bare, StepObjective):
         every_Z, _ = world.gathered(torch.cat(rows))
         block = min(held_out.block or len(every_Z), len(every_Z))
-        sums, judged = _of_blocks(bare, every_Z if world.main else every_Z[:0], block)
+        sums, judged = sums_in_blocks(bare, every_Z if world.main else every_Z[:0], block)
         counts, totals = dict.fromkeys(counts, judged), {**totals, "candidates": block}
     own = dict(zip(declared.sums, sums.tolist(), strict=True))
     return declared.means({**totals, **over_all_ranks(own | counts, world)}), held_out
 
 
-def _of_blocks(objective: StepObjective, rows_Z: Tensor, block: int) -> tuple[Tensor, float]:
+def sums_in_blocks(objective: StepObjective, rows_Z: Tensor, block: int) -> tuple[Tensor, float]:
     """Return the sums over the rows, which are compared in blocks of this size, and the number of rows."""
     # An incomplete block is left out: its rows would be compared with fewer others.
     judged = len(rows_Z) // block * block if block else 0
     scales = torch.ones(len(objective.declared.counts), device=rows_Z.device)
     sums = torch.zeros(len(objective.declared.sums), dtype=torch.float64)
     with torch.no_grad():
-        for each_Z in torch.split(rows_Z[:judged], max(block, 1)):
-            sums += objective.of_step(each_Z, scales)[1].double().sum(0).cpu()
+        for first in range(0, judged, block or 1):  # none on the ranks without rows
+            sums += objective.of_step(rows_Z[first : first + block], scales)[1].double().sum(0).cpu()
     return sums, float(judged)
 
 

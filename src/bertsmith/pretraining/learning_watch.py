@@ -45,7 +45,7 @@ class LearningWatch:
     unigram_entropy: float
     warmup_fraction: float
     watched: Metric
-    """Metric with the loss of predicted words."""
+    """Metric whose plateau is reported."""
     steps: list[int] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)

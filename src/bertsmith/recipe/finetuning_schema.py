@@ -232,7 +232,11 @@ class FinetuningRecipe(Section):
             ("tuned", "lora"),
         ),
         Only(("head.reader",), "head.encoder", ("tuned",)),
-        Only(("head.cls", "head.pooling", "head.weights", *SPARSE), "head.reader", ("linear",)),
+        Only(
+            ("head.cls", "head.fresh_layers", "head.pooling", "head.weights", *SPARSE),
+            "head.reader",
+            ("linear",),
+        ),
         Only(SPARSE, "head.encoder", ("tuned",)),
         Only(SPARSE, "run.minutes", ("off",)),  # which weights go follows from the number of steps
         # The best weights may be some of before the pruning.

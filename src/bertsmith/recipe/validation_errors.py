@@ -109,11 +109,8 @@ def _example(path: KeyPath, allowed: str, schema: type[BaseModel]) -> str:
     table = {name: field.examples[0] for name, field in fields if field.examples}
     if not table or allowed not in ("a table", "a list"):
         return ""
-    return (
-        f", for example {value_text(table)}"
-        if allowed == "a table"
-        else f", for example [{value_text(table)}, ...]"
-    )
+    example = value_text(table)
+    return f", for example {example}" if allowed == "a table" else f", for example [{example}, ...]"
 
 
 def _origin(path: KeyPath, origins: Mapping[str, str]) -> str:

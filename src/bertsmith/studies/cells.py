@@ -122,9 +122,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of stage; its functions are at the top level of a module, because cells run in separate
-    processes.
-    """
+    """A kind of stage; its functions are at the top of a module, as cells run in separate processes."""
 
     name: str
     run: Callable[[Work], Result | None]

@@ -89,11 +89,8 @@ def glue(request: GlueRequest, callback: ProgressCallback) -> GlueTable:
         raise UserError(what, where=str(data), remedy="add them, or remove them from `tasks`")
     if not found:
         names = ", ".join(dict.fromkeys(task.folders[0] for task in _trained()))
-        what = (
-            "does not contain a GLUE task with training data"
-            if data.is_dir()
-            else "this folder does not exist"
-        )
+        empty = "does not contain a GLUE task with training data"
+        what = empty if data.is_dir() else "this folder does not exist"
         raise UserError(what, where=str(data), remedy=f"give the folder with some of {names}")
     trials = {task.name: _trials(request, task, folder) for task, folder in found}
     # Read all tasks before the first training, so that a bad line is not found after hours of training.

@@ -36,9 +36,7 @@ from bertsmith.training.memory_share import MEMORY_SHARE
 STOPPED, TOO_LARGE = 75, 76
 """Exit status of a cell that was asked to stop, and of one that did not fit next to others."""
 MAX_ENDS = 5
-"""Maximum times that a cell's process may end without a result or a failure; then the study continues without
-it.
-"""
+"""Times that a cell's process may end without a result or a failure; then the study skips it."""
 HEADROOM = 1.2
 """Factor of a cell's measured peak of memory that must be free for another cell of its shape."""
 OF_THE_MACHINE = ("run.device",)

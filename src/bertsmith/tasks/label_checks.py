@@ -29,11 +29,8 @@ def check_spelling(task: Task, examples: Sequence[Example]) -> None:
     for example in examples:
         for label in example.label_names:
             if label not in known and (len(label) > MAX_CHARACTERS or CONTROL.search(label)):
-                fault = (
-                    f"has {len(label):,} characters"
-                    if len(label) > MAX_CHARACTERS
-                    else "contains control characters"
-                )
+                length = f"has {len(label):,} characters"
+                fault = length if len(label) > MAX_CHARACTERS else "contains control characters"
                 what = f"the label {label[:MAX_SHOWN]!r} {fault}, so it is not the name of a class"
                 raise UserError(what, where=example.where, remedy="clean the column of the labels")
             known.add(label)

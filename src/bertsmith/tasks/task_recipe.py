@@ -52,7 +52,7 @@ def finetuning_recipe_with_origins(
         recipe = FinetuningRecipe.model_validate(values)
         if recipe.head.reader == "bilstm" and "optim.head_lr_factor" not in origins:
             # The rate of an encoder that was trained before is too small for a BiLSTM that was not.
-            factor = round(RATE_OF_FRESH_WEIGHTS / recipe.optim.peak_lr, 3)
+            factor = float(f"{RATE_OF_FRESH_WEIGHTS / recipe.optim.peak_lr:.3g}")
             merge(values, {"optim": {"head_lr_factor": factor}})
             origins["optim.head_lr_factor"] = "head.reader"
             recipe = FinetuningRecipe.model_validate(values)

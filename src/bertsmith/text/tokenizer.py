@@ -136,9 +136,7 @@ class Tokenizer:
         return _encoded(self._reader(allow_special).encode(text))
 
     def encode_pair(self, first: str, second: str, *, allow_special: tuple[str, ...] = ()) -> Encoded:
-        """Encode two texts in the template for pairs; if that puts nothing between them, `sep_id` divides
-        them.
-        """
+        """Encode two texts in the template for pairs; `sep_id` divides them if the template does not."""
         _check_text(first, where="first text")
         _check_text(second, where="second text")
         return self._divided(_encoded(self._reader(allow_special).encode(first, second)))
@@ -214,10 +212,7 @@ class Tokenizer:
 
     @property
     def pad_id(self) -> int:
-        """Id of the padding token.
-
-        GPT-2 lacks one; since packed texts are not padded, another id is returned.
-        """
+        """Id of the padding token; another one in GPT-2, which lacks it: packed texts are not padded."""
         return self.id(self._either("pad_token", "eos_token"))
 
     @property

@@ -50,8 +50,7 @@ class _Family:
     normalizer: Callable[[Normalizers, Settings], normalizers.Normalizer]
     """Builds the normaliser from the model's table of characters, if it has one, and the settings."""
     segments: bool
-    """True if the second text of a pair is another segment, as in BERT; otherwise two separators divide them.
-    """
+    """True if the second text of a pair is another segment, as in BERT; else two separators divide them."""
     wide_mask: bool = True
     """True if the mask includes the space before it, like a word."""
 

@@ -162,8 +162,7 @@ def count_words(batches: Iterable[Batch], counting: Counting[Batch], *, workers:
 
 def without_rarest(words: dict[str, int], *, limit: int) -> dict[str, int]:
     """Return the words unchanged, or, if they exceed the limit, the most frequent, at most half the limit."""
-    # Half, so that the limit is not exceeded again with every task. By count alone, so that the choice is
-    # fair.
+    # Half, so that not every task exceeds the limit again. By count alone, so that no word is preferred.
     min_count = 1
     kept = words
     while len(words) > limit and len(kept) > limit // 2:

@@ -100,9 +100,7 @@ class BackgroundSaving:
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream | None:
-        """Return a separate stream for reading copies: on the stream of the steps, reading would wait for
-        steps.
-        """
+        """Return a stream for reading copies: on the stream of the steps, reading would wait for steps."""
         device = self.trainer.world.device
         if device.type != "cuda":
             return None

@@ -116,9 +116,7 @@ class Work:
     """Tokens in all evaluations after the last step."""
 
     def remaining(self, step: int, steps: int) -> float:
-        """Return the work that remains after a step, including its evaluation, as a multiple of the work
-        done.
-        """
+        """Return the work left after a step, including its evaluation, as a multiple of the work done."""
         evaluations = sum(number < step for number in self.evaluation_steps)
         done = step * self.one_step + evaluations * self.one_evaluation
         in_between = len(self.evaluation_steps) * self.one_evaluation

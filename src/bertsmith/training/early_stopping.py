@@ -12,10 +12,7 @@ from bertsmith.training.journal import RunJournal, read_metrics
 from bertsmith.training.trainer import Progress
 
 EndKind = Literal["finished", "ended early", "stopped"]
-"""End of a run.
-
-Ended early: its results are not comparable with those after all steps. Stopped: saved only.
-"""
+"""End of a run. Ended early: not comparable with results after all steps. Stopped: saved only."""
 
 
 class Judge:

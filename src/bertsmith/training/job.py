@@ -329,9 +329,7 @@ class _OneStart:
         return True
 
     def _due_after(self, at: Progress) -> Due:
-        """Return the actions due after the step that was just launched; `run` handles the end of the last
-        one.
-        """
+        """Return the actions due after the step just launched; `run` handles the end of the last one."""
         job, world = self.job, self.start.world
         for follow in job.after_launch:
             follow(at)

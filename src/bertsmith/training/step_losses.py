@@ -3,7 +3,7 @@
 A step of one micro-batch is one pass. With several, gradients are cached (GradCache; Gao et al. 2021). A
 first pass without gradients gives the rows of all micro-batches. The loss gives a gradient for each row, and
 a second pass over each micro-batch goes backwards from there. Memory does not grow with the step, except for
-the rows and their loss. Both passes of a micro-batch have the same dropout.
+its token ids, the rows and their loss. Both passes of a micro-batch have the same dropout.
 
 Over several processes each computes the loss of all rows and differentiates its own: only rows are exchanged.
 
@@ -94,7 +94,7 @@ def _gradients_of_rows(
         if not known and not any(part in str(error) for part in NO_MEMORY):
             raise
         what = f"the loss over the {len(every_Z):,} rows of a step does not fit into memory"
-        raise DoesNotFit(what, where="batch", remedy="take fewer rows a step (a smaller batch)") from error
+        raise DoesNotFit(what, key="batch.sequences", remedy="use a smaller batch") from error
     return torch.split(gradients_Z[own], [len(each) for each in found]), sums_ZN[own].sum(0)
 
 

@@ -352,9 +352,7 @@ def finish_step(
 
 
 def _learn_ahead(trainer: Trainer, step: StepInput) -> Tensor:
-    """Take a step without waiting: the GPU itself skips the update of a non-finite gradient; return its
-    numbers.
-    """
+    """Take a step and return its numbers; the GPU itself skips the update of a non-finite gradient."""
 
     def learn(micros: Sequence[Micro], loss_scales: Tensor) -> Tensor:
         numbers = _gradients(trainer, micros, loss_scales)

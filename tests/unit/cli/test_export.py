@@ -116,7 +116,7 @@ def test_each_mistake_is_one_line_and_nothing_is_written(model, tmp_path, capsys
     ).folder
     for option in ("--onnx", "--transformers"):
         told = mistake(capsys, "export", "--model", features, option, tmp_path / "out")
-        assert "is feature-based" in told
+        assert "has a BiLSTM over the" in told
     monkeypatch.delitem(sys.modules, "bertsmith.interchange.onnx_graph")
     monkeypatch.delitem(sys.modules, "bertsmith.interchange.onnx_network")
     monkeypatch.setitem(sys.modules, "onnx", None)

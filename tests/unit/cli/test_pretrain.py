@@ -209,7 +209,7 @@ def test_a_stopped_run_says_where_the_same_command_would_resume(capsys, saved_st
         "unigram_entropy": 7.0,
         "main_process": True,
     }
-    show(PretrainingResult(Path("run"), "stopped", 6, saved_step=saved_step, **numbers), as_json=False)
+    show(PretrainingResult(Path("run"), "stopped", steps=6, saved_step=saved_step, **numbers), as_json=False)
     assert capsys.readouterr().out.splitlines()[-1].endswith(told)
 
 

@@ -160,5 +160,5 @@ def test_only_texts_have_a_likelihood(folders):
 def test_a_model_without_a_head_for_words_says_so(folders):
     model = read_model(folders["both"])
     del model.network.heads["mlm"]
-    with pytest.raises(UserError, match="no mlm head, which is required to give texts a likelihood"):
+    with pytest.raises(UserError, match="mlm head, which is required to give texts a likelihood"):
         bertsmith.Bert(model, bertsmith.load(folders["both"]).tokenizer).likelihood(["tea"])

@@ -241,12 +241,12 @@ def test_a_mix_of_layers_is_an_ability_too(folder, tmp_path):
 @pytest.mark.parametrize(
     ("ask_it", "said"),
     [
-        (lambda b: b.classify(["a"]), "no classify head, which is required to classify texts"),
-        (lambda b: b.score(["a"]), "no classify head, which is required to give texts a number"),
-        (lambda b: b.tag(["a"]), "no tag head, which is required to tag words"),
-        (lambda b: b.entities("a"), "no tag head, which is required to tag words"),
-        (lambda b: b.answer("a", "b"), "no span head, which is required to answer questions"),
-        (lambda b: b.choose([("a", "b")]), "no choice head, which is required to choose among texts"),
+        (lambda b: b.classify(["a"]), "classify head, which is required to classify texts"),
+        (lambda b: b.score(["a"]), "classify head, which is required to give texts a number"),
+        (lambda b: b.tag(["a"]), "tag head, which is required to tag words"),
+        (lambda b: b.entities("a"), "tag head, which is required to tag words"),
+        (lambda b: b.answer("a", "b"), "span head, which is required to answer questions"),
+        (lambda b: b.choose([("a", "b")]), "choice head, which is required to choose among texts"),
     ],
 )
 def test_a_folder_without_the_head_is_rejected_with_those_that_are_there(bert, ask_it, said):

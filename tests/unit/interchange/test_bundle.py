@@ -136,7 +136,7 @@ def test_an_absurdly_large_index_is_not_even_read(tmp_path: Path) -> None:
 
 def test_an_unknown_variable_is_named(tmp_path: Path) -> None:
     write_bundle(tmp_path / "x.ckpt", ARRAYS)
-    with pytest.raises(UserError, match="no variable 'nothing'"):
+    with pytest.raises(UserError, match="the variable 'nothing'"):
         Bundle(tmp_path / "x.ckpt").tensor("nothing")
 
 

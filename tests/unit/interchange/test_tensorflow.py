@@ -409,7 +409,7 @@ def test_a_missing_layer_is_left_to_whoever_builds_the_model(tmp_path: Path) -> 
 @pytest.mark.parametrize("shape", [(), (4,), (1, 2, 2), (1 << 40, 0)])
 def test_a_matrix_that_is_none_is_rejected(tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
     variables = {name: np.zeros(shape, np.float32)}
-    with pytest.raises(UserError, match=f"'{name}' has the shape .* no matrix"):
+    with pytest.raises(UserError, match=f"'{name}' has the shape .* not a matrix"):
         read_checkpoint(write_checkpoint(tmp_path, BERT, variables))
 
 

@@ -233,13 +233,13 @@ def test_a_fresh_classifier_brings_a_fresh_pooler_and_says_so():
 
 
 def test_a_head_the_member_does_not_have_is_rejected():
-    with pytest.raises(UserError, match="distilbert has no 'nsp' head; it has mlm"):
+    with pytest.raises(UserError, match="distilbert .* 'nsp' head; it has mlm"):
         build_network(tiny_encoder_config("distilbert"), {"nsp": 2})
 
 
 def test_an_unknown_model_type_is_rejected_with_the_known_ones():
     with pytest.raises(
-        UserError, match=r"config.json: unknown model_type 'gpt9'; bertsmith knows bert, roberta"
+        UserError, match=r"config.json: unknown model_type 'gpt9'; bertsmith supports bert, roberta"
     ):
         architecture_of("gpt9", where="config.json")
 

@@ -10,8 +10,10 @@ from bertsmith.core.measures import Declaration, LossTerm, Metric, mean, mean_lo
 from bertsmith.data.collate import PretrainingBatch
 from bertsmith.objectives.pretraining_objective import StepObjective
 from bertsmith.objectives.registry import OBJECTIVES, ObjectiveSpec, declaration
+from bertsmith.pretraining.held_out import sums_in_blocks
 from bertsmith.training.curves import panels
 from tests.command_line import bertsmith
+from tests.tiny import tiny_network
 from tests.tiny_runs import (
     Listener,
     differing,
@@ -102,6 +104,13 @@ def test_a_run_with_cached_gradients_resumes_to_the_bit(tmp_path):
         run_tiny(store, tmp_path / "stopped", *settings)
     assert metrics_of(tmp_path / "stopped") == metrics_of(tmp_path / "straight")
     assert not differing(last_state(tmp_path / "stopped"), last_state(tmp_path / "straight"))
+
+
+def test_a_rank_without_held_out_rows_judges_none_and_adds_nothing():
+    objective = Contrast(tiny_network(), DECLARED)
+    for rows, block in ((8, 4), (6, 4), (3, 4), (0, 4), (0, 0)):
+        sums, judged = sums_in_blocks(objective, torch.randn(rows, 2, 4), block)
+        assert judged == (rows // 4 * 4) and (sums[0] > 0) == (rows >= 4)
 
 
 @pytest.mark.usefixtures("_contrastive")

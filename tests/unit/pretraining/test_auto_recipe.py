@@ -251,5 +251,5 @@ def test_a_run_that_resumes_keeps_its_recipe_and_measures_nothing(store, tmp_pat
 def test_a_folder_with_a_run_of_a_preset_is_not_taken_for_one_of_auto(store, tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.toml").write_text('base = "bert-tiny"\n')
-    with pytest.raises(UserError, match="bert-tiny there, auto now"):
+    with pytest.raises(UserError, match="another recipe: bert-tiny, not auto"):
         auto_recipe(request(store, tmp_path / "run"), lambda _: None)

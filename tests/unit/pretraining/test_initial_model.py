@@ -91,7 +91,7 @@ def test_a_new_network_has_the_heads_that_it_trains(store, model_type, pairs, he
 
 
 def test_albert_has_no_next_sentence_head(store):
-    with pytest.raises(UserError, match="albert has no nsp head"):
+    with pytest.raises(UserError, match="albert does not have a nsp head"):
         build_initial_model(tiny_recipe("model.type=albert"), store)
 
 

@@ -263,7 +263,7 @@ def test_each_family_has_its_names_for_the_roles(bert: Tokenizer, modern: Tokeni
 
 def test_a_tokenizer_without_a_mask_says_so() -> None:
     library = Library(models.WordLevel({"[UNK]": 0, "iron": 1}, unk_token="[UNK]"))
-    with pytest.raises(UserError, match="no mask_token; name its mask_token in tokenizer_config.json"):
+    with pytest.raises(UserError, match="lacks a mask_token; name its mask_token in tokenizer_config.json"):
         _ = Tokenizer.from_library(library).mask_id
 
 

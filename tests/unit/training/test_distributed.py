@@ -74,7 +74,7 @@ def test_more_processes_than_gpus_are_rejected(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for name, value in zip(TORCHRUN, ("1", "2", "1"), strict=True):
         monkeypatch.setenv(name, value)
-    with pytest.raises(UserError, match="than its 1 GPU; start torchrun with --nproc-per-node 1"):
+    with pytest.raises(UserError, match="than its 1 GPU; start torchrun with `nproc_per_node=1`"):
         start_world("auto")
 
 

@@ -76,10 +76,7 @@ def read_config(reader: ConfigReader) -> DebertaConfig:
 
 
 def _check_terms(reader: ConfigReader) -> None:
-    """Raise unless content attends to positions and positions to content; older files write "p2c
-
-    c2p".
-    """
+    """Raise unless content attends to positions and positions to content; older files write "p2c|c2p"."""
     value = reader.values.get("pos_att_type")
     terms = reader.texts("pos_att_type") if not isinstance(value, str) else tuple(value.lower().split("|"))
     reader.used.add("pos_att_type")

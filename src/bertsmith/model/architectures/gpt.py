@@ -158,10 +158,7 @@ def _build_block(config: GptConfig, number: int) -> "PreNormBlock":
 
 
 def initial(config: GptConfig) -> InitialRule:
-    """Return the rule: layers that write to the residual stream start smaller, positions at half.
-
-    As in openai/gpt-2, model.py.
-    """
+    """Return the rule of openai/gpt-2 (model.py): residual outputs start smaller, positions at half."""
     smaller = config.initial_std / math.sqrt(2 * config.layers)
 
     def std(name: str) -> float:

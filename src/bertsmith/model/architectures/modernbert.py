@@ -395,9 +395,7 @@ def generator_config(config: ModernBertConfig, size: float) -> ModernBertConfig:
 
 
 def initial(config: ModernBertConfig) -> InitialRule:
-    """Return the rule: layers that write to the residual stream start smaller, task outputs at 1 /
-    sqrt(width).
-    """
+    """Return the rule: residual outputs start smaller, task outputs at 1 / sqrt(width)."""
     smaller = config.initial_std / math.sqrt(2 * config.layers)
 
     def std(name: str) -> float:

@@ -1,5 +1,4 @@
-"""Attention over groups of sequences of similar length: for CPUs, Apple mps and anything without a GPU
-kernel.
+"""Attention over groups of sequences of similar length: for CPUs, Apple mps and all without a GPU kernel.
 
 Shapes: T packed tokens, H heads, K head width; in one group G sequences of N rows each, filler included.
 
@@ -31,9 +30,7 @@ from bertsmith.packed import Layout
 GROUP_COST = 24_000
 """Fixed cost of a group, in scores that could be computed instead; measured on two CPUs."""
 CACHED_PLANS = 16 + 2 * (os.cpu_count() or 1)
-"""Maximum cached plans: all layers of a pass use the same plan, and a CPU runs as many passes as it has
-cores.
-"""
+"""All layers of a pass use the same plan, and a CPU runs as many passes as it has cores."""
 
 
 # ---- one group: a dense problem, both passes, by the fused CPU kernel or written out
@@ -154,8 +151,7 @@ class DenseAttention:
         """Return a mask of the dropped probabilities [G, H, N, N], if any."""
         if self.generator is None:
             return None
-        # Both passes sample group after group from one seed, so the backward pass drops the same values as
-        # the forward pass.
+        # Both passes sample group after group from one seed, so that both drop the same values.
         groups, heads, length, _ = self.operands.query_GHNK.shape
         shape, device = (groups, heads, length, length), self.operands.query_GHNK.device
         return bernoulli_mask(self.dropout, shape, device, self.generator)
@@ -226,9 +222,7 @@ class _Group:
     sequences: int
     width: int
     rows: slice | Tensor
-    """Packed rows of the sequences [G * N], a slice if they are contiguous; filler repeats a sequence's first
-    row.
-    """
+    """Packed rows [G * N], a slice if they are contiguous; filler repeats its sequence's first row."""
     real: tuple[Tensor, Tensor] | None
     """Mask of the G * N that are not filler, and their packed rows; None without filler."""
 

@@ -45,7 +45,7 @@ def once_takes(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:
 
 
 def attend_once(inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
-    """Return each each requested row's mix of its sequence's values [S, J]."""
+    """Return each requested row's mix of its sequence's values [S, J]."""
     hidden_TD, rows_S, project = inputs.hidden_TD, inputs.rows, inputs.linear
     assert is_plain(project), "`once_takes` says so"
     heads = project.out_features // (3 * inputs.head_width)

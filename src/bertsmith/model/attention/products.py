@@ -30,8 +30,7 @@ MAX_THREADS = 2
 and with more threads the fused kernel is faster, because it distributes them.
 """
 MAX_LENGTH = 128
-"""Maximum length of a sequence; for longer ones the fused kernel is better, because it does not store scores.
-"""
+"""Maximum length of a sequence; for longer ones the fused kernel is better: it does not store scores."""
 GROUP_COST = 100_000 if MKL else 50_000
 """Fixed cost of a group, in scores of all heads that could be computed instead; measured on a Xeon and
 on a Neoverse N1."""

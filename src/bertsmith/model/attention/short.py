@@ -24,9 +24,7 @@ from bertsmith.packed import SHORT_LENGTH, Layout
 MAX_LENGTH = SHORT_LENGTH
 HEAD_WIDTHS = (16, 32, 64, 128)
 HOPPER, SMALL_BLACKWELL = (9, 0), (12, 0)
-"""Compute capabilities: from the first on, a program may have 227 KB of shared memory; from the second on, 99
-again.
-"""
+"""A program may have 227 KB of shared memory from the first capability on, 99 again from the second."""
 
 
 def short_takes(inputs: Projection, layout: Layout, rule: AttentionRule) -> bool:

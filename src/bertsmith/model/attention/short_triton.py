@@ -39,9 +39,7 @@ COUNTERS = 8
 LOG2_E = tl.constexpr(1.4426950408889634)
 """Constants for powers of 2, which a GPU computes natively."""
 UNALIGNED = ["starts", "seed"]
-"""Arguments that are read one by one, at any alignment: another address must not require another kernel
-within a recording.
-"""
+"""Read one by one, at any alignment: another address must not require another kernel when recording."""
 
 
 class Tile(NamedTuple):

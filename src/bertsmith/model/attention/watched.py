@@ -1,7 +1,6 @@
 """Attention that shows its probabilities while it computes, for analyses of heads.
 
-Shapes: T packed tokens, G sequences of similar length, N tokens of the longest of them, H heads, K head
-width.
+Shapes: T packed tokens, G sequences of similar length, N tokens of the longest, H heads, K head width.
 
 Sequences of equal length are one dense problem, and a layer's probabilities are freed when the next layer
 begins: a study of a treebank never holds more than one layer of one batch, unless it keeps them. A GPU
@@ -85,7 +84,7 @@ class WatchedAttention:
         self._watch, self._layer, self._groups = watch, 0, groups
 
     def __call__(self, inputs: Projection, layout: Layout, rule: AttentionRule) -> Tensor:
-        """Return each each requested row's mix of its sequence's values."""
+        """Return each requested row's mix of its sequence's values."""
         query_THK, key_THK, value_THK = inputs.apart()
         if not self._groups:
             self._groups = groups_of(layout, query_THK.device)

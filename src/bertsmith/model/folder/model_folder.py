@@ -71,9 +71,7 @@ class CheckpointTensors:
         return self.architecture.names_of_head(head, self.config)
 
     def heads(self, expected: Iterable[str]) -> dict[str, int]:
-        """Return the complete heads in the file, with their numbers of outputs; expected ones must be
-        complete.
-        """
+        """Return the heads in the file, with their numbers of outputs; expected ones must be complete."""
         found: dict[str, int] = {}
         for head in expected:
             if not self.names_of(head):  # a head without weights is known only from the class (GPT-2's words)
@@ -271,8 +269,7 @@ def model_from_tensors(
     config = replace(config, tied="mlm" not in heads or (ties and not has_own_decoder))
     names = published_names(config, heads)
     checkpoint.check_complete(published_in(names))
-    # On the meta device a network has sizes but takes no memory: the sizes are compared before any is
-    # allocated.
+    # On the meta device a network takes no memory: the sizes are compared before any is allocated.
     with torch.device("meta"), _NothingInitialised():
         network = build_network(config, heads)
     stored = {checkpoint.tensors[name].dtype for name in published_in(names) - _output_names(names)}

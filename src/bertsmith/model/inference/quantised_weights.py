@@ -104,9 +104,7 @@ class QuantisedLinear(_InSteps, nn.Linear):
         steps: EightBitSteps | None = None,
         per_input_I: Tensor | None = None,
     ) -> None:
-        """Build it; `steps`: of the inputs of 8-bit products; `per_input_I`: steps per unit of each, else of
-        all.
-        """
+        """Take `steps`: of inputs of 8-bit products; `per_input_I`: steps per unit of each, else of all."""
         nn.Module.__init__(self)  # a new weight would be discarded
         self.out_features, self.in_features = len(whole), whole.shape[1] * (8 // bits_of(whole))
         self.steps = steps

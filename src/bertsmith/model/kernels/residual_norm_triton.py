@@ -18,8 +18,7 @@ from bertsmith.model.kernels.triton_ready import multiprocessors
 FORWARD_LAUNCH: dict[str, int] = {"num_warps": 1}
 """Launch options: one warp sums a row without waiting for others."""
 FORWARD_PROGRAMS = 16
-"""Programs per multiprocessor: all run at once, so that none is left over, and each leaves one partial sum.
-"""
+"""Programs per multiprocessor: all run at once, none is left over, and each leaves one partial sum."""
 
 
 def backward_launch(width: int) -> tuple[dict[str, int], int]:

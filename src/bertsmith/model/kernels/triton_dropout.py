@@ -12,9 +12,7 @@ ROUNDS = tl.constexpr(7)
 
 @triton.jit
 def samples(seed, counters):
-    """Return eight numbers of 32 bits for each counter, on three more axes of 2; the upper 16 bits are
-    random.
-    """
+    """Return eight 32-bit numbers per counter, on three more axes of 2; their upper 16 bits are random."""
     one, two, three, four = tl.randint4x(seed, counters, n_rounds=ROUNDS)
     words = tl.join(tl.join(one, two), tl.join(three, four)).to(tl.uint32, bitcast=True)
     return tl.join(words << 16, words)

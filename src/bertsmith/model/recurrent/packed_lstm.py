@@ -9,6 +9,7 @@ inputs, H cells, G = 4H gates, W width of the states (H, or the width of the pro
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -58,7 +59,10 @@ def lstm_states(lstm: nn.LSTM, packed: PackedSequence) -> Tensor:
     """Return the last layer's states of an LSTM of one or both directions [T, W], in reading order."""
     states_TW: Tensor = packed.data
     if states_TW.device.type != "cpu":
-        computed_TW: Tensor = lstm(packed)[0].data
+        # cuDNN goes backwards in training mode only; an explanation asks for gradients in evaluation mode.
+        explains = torch.is_grad_enabled() and not lstm.training
+        with torch.backends.cudnn.flags(enabled=False) if explains else nullcontext():
+            computed_TW: Tensor = lstm(packed)[0].data
         return computed_TW
     sizes = packed.batch_sizes.tolist()
     places_T = _places_backwards(packed.batch_sizes) if lstm.bidirectional else None

@@ -106,9 +106,7 @@ class TransformerConfig(EncoderConfig):
             raise UserError(f"{what} them", where=where, remedy="choose fewer, or a larger teacher")
 
         def left(sizes: tuple[int, ...]) -> tuple[int, ...]:
-            """Return the sizes of these layers if pruning made layers differ; one block has one for all
-            layers.
-            """
+            """Return these layers' sizes if pruning made them differ; one block has one for all layers."""
             return tuple(sizes[each] for each in layers) if len(sizes) == self.layers else sizes
 
         heads, inner = left(self.layer_heads), left(self.layer_inner)

@@ -243,7 +243,7 @@ def test_a_word_that_no_norm_has_is_a_clear_error(tmp_path):
     write_model(tmp_path, Model(lively({"norm": "rmsnorm"})))
     written = read_json(tmp_path / "config.json", remedy="")
     write_json(tmp_path / "config.json", written | {"norm": "batchnorm"})
-    with pytest.raises(UserError, match="norm is 'batchnorm'; known: layernorm, rmsnorm"):
+    with pytest.raises(UserError, match="norm is 'batchnorm'; supported: layernorm, rmsnorm"):
         read_model(tmp_path)
 
 
