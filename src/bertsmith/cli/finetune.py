@@ -118,8 +118,8 @@ class OwnTable(options.Table):
         if not (self.text and self.label):
             what = "your own task needs the names of its columns"
             remedy = (
-                "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune `tags`, for answers in "
-                "passages `squad` (docs/finetuning.md describes their files)"
+                "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune tags, for answers in "
+                "passages squad (docs/finetuning.md describes their files)"
             )
             raise UserError(what, remedy=remedy)
         if self.test_share and self.dev_share == 0:

@@ -313,7 +313,7 @@ MISTAKES = {
     "no columns": (
         ("custom", "--data", "DATA"),
         "your own task needs the names of its columns; give --text COLUMN and --label COLUMN; "
-        "for tagged words fine-tune `tags`, for answers in passages `squad`",
+        "for tagged words fine-tune tags, for answers in passages squad",
     ),
     "columns of a known task": (("sst2", "--data", "DATA", *OWN), "sst2 defines its own columns"),
     "unknown kind": (("custom", "--data", "DATA", *OWN, "--kind", "rank"), "--kind: unknown kind 'rank'"),
@@ -394,7 +394,7 @@ MISTAKES = {
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
         "there is nothing to learn: the examples have only the label 'x'",
     ),
-    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "set --max-length 128"),
+    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "use --max-length 128"),
 }
 
 
