@@ -9,7 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.request import Place, Request, lines_of
+from bertsmith.cli.request import COMMAS, Place, Request, lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
@@ -33,7 +33,7 @@ class PruneRequest(Request):
         Option(help="equal (the default): as many neurons from each layer; free: the least important."),
     ] = None
     drop_layers: Annotated[
-        str, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
+        str, COMMAS, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
     ] = ""
     examples: Annotated[
         int | None, Option(min=1, help="Training examples to measure importance on: 1024.")
@@ -44,6 +44,7 @@ class PruneRequest(Request):
     ] = "importance"
     sparsity: Annotated[
         str,
+        COMMAS,
         Option(
             metavar="FRACTION",
             help="magnitude: fraction of the layers' weights to set to zero, or several: a,b.",
@@ -56,6 +57,7 @@ class PruneRequest(Request):
     ] = None
     retrain: Annotated[
         str,
+        COMMAS,
         Option(
             metavar="HOW",
             help="With --rewind, what to rewind: weights (the default), rate, finetune (nothing), or "

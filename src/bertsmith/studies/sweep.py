@@ -394,7 +394,7 @@ def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dic
             # A string is written without quotes, as on the command line.
             listed.append((key, [each if isinstance(each, str) else value_text(each) for each in values]))
     else:
-        for text in sweep:
+        for text in [sweep] if isinstance(sweep, str) else sweep:
             key, _, values = text.partition("=")
             listed.append((key.strip(), [each.strip() for each in values.split(",")]))
             if not key.strip() or not all(listed[-1][1]):
