@@ -93,7 +93,7 @@ def spelled(text: str, spelling: Spelling, *, location: bool = False) -> str:
     def applies(clause: str) -> bool:
         return all("." in key or spelling(key, value) is not None for key, value in MENTION.findall(clause))
 
-    if not location:
+    if not location and "\n" not in text:  # a recipe with comments keeps every word
         first, *more = text.split("; ")
         text = "; ".join([first, *filter(applies, more)])
     return MENTION.sub(spell, text)
