@@ -177,7 +177,11 @@ def run_magnitude(asked: PruneRequest, *, as_json: bool) -> "list[SparseResult]"
         raise UserError(f"{strange[0]!r} is not a choice", key="retrain", remedy=remedy)
     gradual = [("`sparsity`", f"sparse.gradual={sparsities[0]}")] if asked.rewind is None else []
     given = [*asked.given(), *gradual]
-    task, recipe = task_to_train(asked.places[0], asked.task, lines_of(asked.settings), options=given)
+    settings = lines_of(asked.settings)
+    if own := [line for line in settings if line.lstrip().startswith("sparse")]:
+        what = f"{own[0]} is not set directly: the options decide"
+        raise UserError(what, key="settings", remedy="use `sparsity` and `rewind`")
+    task, recipe = task_to_train(asked.places[0], asked.task, settings, options=given)
     job = PruningJob(task, *asked.places, recipe, asked.skip_bad)
     wanted = Sparsities(sparsities, methods, asked.rounds or 1)  # type: ignore[arg-type]  # checked above
     return stoppable(lambda callback: prune_by_magnitude(job, wanted, callback), as_json=as_json)
