@@ -4,7 +4,6 @@ Example: bertsmith.finetune(frame, text="review", label="stars", out="runs/revie
 """
 
 import filecmp
-import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +43,7 @@ from bertsmith.studies.sweep import (
     ran_to_their_end,
     run_sweep,
     run_trials,
+    spread_of,
     spreads_of,
 )
 from bertsmith.tasks.kinds.registry import metric_named
@@ -76,7 +76,7 @@ class TrainingRun(Shown):
     def table(self) -> Rows:
         """Return a row per metric: split, metric, value; with folds also its standard deviation.
 
-        For a sweep, return a row per run and metric.
+        For a sweep, return a row per run and metric. A failed fold or seed does not count.
         """
         rows: Rows = []
         for trial in self.trials:
@@ -87,7 +87,8 @@ class TrainingRun(Shown):
             for name, value in metrics.items():
                 row = {"split": split, "metric": name, "value": value}
                 if self.folds:
-                    row["deviation"] = statistics.stdev(each.metrics[split][name] for each in self.folds)
+                    values = [run.metrics[split][name] for run in self.folds if split in run.metrics]
+                    row["deviation"] = spread_of(values).deviation
                 rows.append(row)
         return rows
 
@@ -179,7 +180,13 @@ def _study_run(folder: Path, results: dict[str, FinetuningResult], request: Fine
 
 
 def _training_run(result: FinetuningResult) -> TrainingRun:
-    return TrainingRun(result.folder, result.finished, result.metrics, result.steps, result.seconds)
+    early_end, deciding = result.failure, result.deciding
+    if result.early_end and deciding:
+        early_end = result.early_end.reason(deciding[0])
+    finished = result.finished and not early_end
+    return TrainingRun(
+        result.folder, finished, result.metrics, result.steps, result.seconds, early_end=early_end
+    )
 
 
 @function_of(PretrainRequest)

@@ -13,7 +13,10 @@ import pyarrow
 import pytest
 
 import bertsmith
+from bertsmith.api import _study_run
+from bertsmith.cli.finetune import FinetuneRequest
 from bertsmith.cli.terminal import LogProgress, progress_display
+from bertsmith.finetuning.finetune import FinetuningResult
 from tests import command_line
 from tests.tiny_runs import tiny_store
 from tests.toy_tasks import warm_or_cold
@@ -202,6 +205,22 @@ def test_folds_give_means_and_a_run_each(rows, model, tmp_path):
     (row,) = [row for row in found.table() if (row["split"], row["metric"]) == ("dev", "accuracy")]
     assert row["deviation"] == pytest.approx(np.std(scores, ddof=1))
     assert found.load(device="cpu").classify(["snow"])
+
+
+def test_a_failed_seed_is_left_out_of_means_and_is_not_finished(tmp_path):
+    def result(seed, **found):
+        return FinetuningResult(tmp_path / seed, True, seconds=1, steps=9, examples=9, **found)
+
+    results = {
+        "seed-0": result("seed-0", metrics={}, failure="the run diverged"),
+        "seed-1": result("seed-1", metrics={"dev": {"accuracy": 0.5}}),
+    }
+    request = FinetuneRequest(data="d", out=tmp_path, seeds=2)
+    found = _study_run(tmp_path, results, request)
+    assert found.table() == [{"split": "dev", "metric": "accuracy", "value": 0.5, "deviation": None}]
+    assert "0.5000" in found._repr_html_()
+    failed, good = found.folds
+    assert good.finished and not failed.finished and "the run diverged" in failed.title()
 
 
 def test_several_models_are_evaluated_together(run, rows):
@@ -454,5 +473,5 @@ def test_a_wrong_value_is_blamed_on_the_argument_that_it_was_given_as(tmp_path):
     for name in ("epochs", "patience"):
         with pytest.raises(bertsmith.UserError, match=rf"^{name}: \w+\.\w+ = 0 is invalid"):
             bertsmith.finetune(rows, out=tmp_path / "run", **OWN, **{name: 0})
-    with pytest.raises(bertsmith.UserError, match="a development set cannot be nan of the rows"):
+    with pytest.raises(bertsmith.UserError, match="^dev_share: is nan; give 0 or more"):
         bertsmith.finetune(rows, out=tmp_path / "run", dev_share=np.nan, **OWN)

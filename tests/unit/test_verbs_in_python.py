@@ -9,6 +9,9 @@ from typer.main import get_command
 
 import bertsmith
 from bertsmith.cli.app import app
+from bertsmith.cli.prune import PruneRequest
+from bertsmith.cli.request import lines_of
+from bertsmith.studies.sweep import points_of
 from tests.command_line import bertsmith as command
 from tests.toy_folder import write_toy_folder
 
@@ -64,3 +67,60 @@ def test_a_mistake_in_a_verb_is_told_in_terms_of_arguments(tmp_path):
     with pytest.raises(AttributeError, match="there is no verb pruned; there are answer"):
         bertsmith.verbs.pruned()
     assert not (tmp_path / "out").exists()
+
+
+PRUNED = {"model": "m", "data": "d", "out": "o"}
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "what"),
+    [
+        (
+            "prune",
+            PRUNED | {"method": "magnitud", "heads": 0.2},
+            "^method: 'magnitud' is not a valid choice; .*magnitude",
+        ),
+        ("prune", PRUNED | {"heads": 1.5}, "^heads: is 1.5; give 1 or less"),
+        ("prune", PRUNED | {"heads": "many"}, "^heads: 'many' is not a number"),
+        ("finetune", {"data": "d", "out": "o", "random": -1}, "^random: is -1; give 1 or more"),
+        ("finetune", {"data": "d", "out": "o", "seeds": -3}, "^seeds: is -3; give 1 or more"),
+        ("finetune", {"data": "d", "out": "o", "folds": 1}, "^folds: is 1; give 2 or more"),
+        (
+            "features",
+            {"source": "t.txt", "out": "o", "layers": "lats"},
+            "^layers: 'lats' is not a valid choice",
+        ),
+        ("prune", PRUNED | {"sparsity": 0.5}, "add method=.magnitude"),
+        ("glue", {"data": "d", "out": "o", "tasks": ["sst2", "sst9"]}, "sst9"),
+    ],
+)
+def test_python_checks_options_as_the_command_line_does(verb, given, what, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(bertsmith.UserError, match=what):
+        getattr(bertsmith.verbs, verb)(**given)
+    if verb == "finetune":
+        with pytest.raises(bertsmith.UserError, match=what):
+            bertsmith.finetune(**given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_list_is_as_good_as_values_with_commas():
+    request = PruneRequest(**PRUNED, drop_layers=[1, 2], sparsity=0.5)
+    assert (request.drop_layers, request.sparsity) == ("1,2", "0.5")
+
+
+def test_one_setting_and_one_key_of_a_sweep_need_no_list():
+    assert lines_of("optim.peak_lr=1e-3") == ["optim.peak_lr=1e-3"]
+    assert [*points_of("optim.peak_lr=1e-3,2e-3")] == [{"optim.peak_lr": "1e-3"}, {"optim.peak_lr": "2e-3"}]
+
+
+@pytest.mark.parametrize("verb", ["classify", "embed"])
+def test_the_column_of_a_table_is_named_as_python_has_it(verb, tmp_path):
+    file = tmp_path / "t.txt"
+    file.write_text("tea\n")
+    with pytest.raises(
+        bertsmith.UserError, match="give the column of the texts with column=..., or remove it"
+    ):
+        getattr(bertsmith.verbs, verb)(
+            source=file, delimiter=";", **({"out": tmp_path / "o"} if verb == "embed" else {})
+        )

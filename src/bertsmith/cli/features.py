@@ -1,5 +1,6 @@
 """`bertsmith features` and `features-table`: vectors of tokens from frozen layers, and their evaluation."""
 
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from bertsmith.cli import options
 from bertsmith.cli.predicting import without_garbage_collection
 from bertsmith.cli.presenting import print_json
 from bertsmith.cli.request import lines_of
+from bertsmith.cli.spelling import Setting
 from bertsmith.cli.text_files import STANDARD_INPUT, computed_pieces
 from bertsmith.core.errors import UserError
 from bertsmith.core.files import sha256_of
@@ -75,6 +77,17 @@ def features(
         echo(f"{facts['texts']:,} texts, {facts['tokens']:,} tokens of {shape} numbers -> {out}")
 
 
+@dataclass(frozen=True, kw_only=True)
+class RowRates(options.Rates):
+    """The length of every training, and the learning rate of the last row."""
+
+    lr: Annotated[
+        float | None,
+        Setting("optim.peak_lr"),
+        Option(help="Peak learning rate of the fine-tuning row only (optim.peak_lr)."),
+    ] = None
+
+
 def features_table(
     *,
     task: Annotated[str, Argument(metavar="TASK", help="ner, wnut17, pos, sst2 ...")],
@@ -86,7 +99,7 @@ def features_table(
         float | None, Option(help="Peak learning rate of the feature-based rows; else 1e-3.")
     ] = None,
     skip_bad: options.SkipBad = False,
-    rates: options.Rates,
+    rates: RowRates,
     settings: options.Settings = None,
     as_json: options.Json = False,
 ) -> None:

@@ -118,8 +118,8 @@ class OwnTable(options.Table):
         if not (self.text and self.label):
             what = "your own task needs the names of its columns"
             remedy = (
-                "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune `tags`, for answers in "
-                "passages `squad` (docs/finetuning.md describes their files)"
+                "give `text=COLUMN` and `label=COLUMN`; for tagged words fine-tune tags, for answers in "
+                "passages squad (docs/finetuning.md describes their files)"
             )
             raise UserError(what, remedy=remedy)
         if self.test_share and self.dev_share == 0:
@@ -146,6 +146,11 @@ class OwnTable(options.Table):
 class Tuning(options.Machine, options.Rates):
     """The settings of fine-tuning that are changed most."""
 
+    epochs: Annotated[
+        float | None,
+        Setting("run.epochs"),
+        Option(help="Passes through the training data (run.epochs); more lengthen a finished run."),
+    ] = None
     minutes: Annotated[
         float | None,
         Setting("run.minutes"),
@@ -240,9 +245,9 @@ class FinetuneRequest(Tuning, OwnTable, TrainedOn):
             raise UserError(
                 f"{task.title} does not have a linear head to solve", key="quick", remedy="remove it"
             )
-        if self.minutes is not None:
+        if steps := [each for each in ("minutes", "patience") if getattr(self, each) is not None]:
             what = "a head that is solved takes no steps"
-            raise UserError(what, where="`quick` `minutes`", remedy="remove one of them")
+            raise UserError(what, where=f"`quick` `{steps[0]}`", remedy="remove one of them")
         if same := [each for each in studies if each != "folds"]:
             what = "a solved head is the same in every run"
             remedy = f"remove `{same[0]}`, or `quick`"

@@ -9,7 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.request import lines_of
+from bertsmith.cli.request import COMMAS, lines_of
 from bertsmith.core.errors import UserError
 
 
@@ -18,7 +18,7 @@ def glue(
     data: Annotated[Path, Option(help="The folder with CoLA/, SST-2/ and so on.")],
     out: Annotated[Path, Option(help="Folder for all runs; finished runs are not repeated.")],
     model: Annotated[Path | None, Option(help="Model folder; by default the embedded encoder.")] = None,
-    tasks: Annotated[str, Option(help="Only these, with commas: sst2,mrpc.")] = "",
+    tasks: Annotated[str, COMMAS, Option(help="Only these, with commas: sst2,mrpc.")] = "",
     lr_grid: Annotated[
         bool, Option("--lr-grid", help="The paper's four learning rates; the best on dev counts.")
     ] = False,

@@ -23,8 +23,8 @@ OWN_MODEL = "remove `model` to use the included model"
 HOW_TO_GET = {
     "fill": "make one with bertsmith pretrain, then use `model=FOLDER`",
     "next": "make one with bertsmith pretrain --set examples.pairs=nsp, then use `model=FOLDER`",
-    "classify": "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, for a "
-    "your own table), then use `model=runs/sst2`",
+    "classify": "make one with bertsmith finetune sst2 --data glue/SST-2 --out runs/sst2 (or custom, "
+    "for your own table), then use `model=runs/sst2`",
     "tag": "make one with bertsmith finetune ner --data conll2003/ --out runs/ner, then use `model=runs/ner`",
     "answer": "make one with bertsmith finetune squad2 --data squad/ --out runs/squad2, then use "
     "`model=runs/squad2`",

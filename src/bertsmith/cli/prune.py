@@ -9,7 +9,7 @@ from typer import Option, echo
 from bertsmith.cli import options
 from bertsmith.cli.finetune import stoppable
 from bertsmith.cli.presenting import print_json
-from bertsmith.cli.request import Place, Request, lines_of
+from bertsmith.cli.request import COMMAS, Place, Request, lines_of
 from bertsmith.cli.spelling import Setting
 from bertsmith.core.errors import UserError
 
@@ -33,7 +33,7 @@ class PruneRequest(Request):
         Option(help="equal (the default): as many neurons from each layer; free: the least important."),
     ] = None
     drop_layers: Annotated[
-        str, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
+        str, COMMAS, Option(metavar="LAYERS", help="Whole layers to remove first, counted from 0: 10,11.")
     ] = ""
     examples: Annotated[
         int | None, Option(min=1, help="Training examples to measure importance on: 1024.")
@@ -44,6 +44,7 @@ class PruneRequest(Request):
     ] = "importance"
     sparsity: Annotated[
         str,
+        COMMAS,
         Option(
             metavar="FRACTION",
             help="magnitude: fraction of the layers' weights to set to zero, or several: a,b.",
@@ -56,6 +57,7 @@ class PruneRequest(Request):
     ] = None
     retrain: Annotated[
         str,
+        COMMAS,
         Option(
             metavar="HOW",
             help="With --rewind, what to rewind: weights (the default), rate, finetune (nothing), or "
@@ -175,7 +177,11 @@ def run_magnitude(asked: PruneRequest, *, as_json: bool) -> "list[SparseResult]"
         raise UserError(f"{strange[0]!r} is not a choice", key="retrain", remedy=remedy)
     gradual = [("`sparsity`", f"sparse.gradual={sparsities[0]}")] if asked.rewind is None else []
     given = [*asked.given(), *gradual]
-    task, recipe = task_to_train(asked.places[0], asked.task, lines_of(asked.settings), options=given)
+    settings = lines_of(asked.settings)
+    if own := [line for line in settings if line.lstrip().startswith("sparse")]:
+        what = f"{own[0]} is not set directly: the options decide"
+        raise UserError(what, key="settings", remedy="use `sparsity` and `rewind`")
+    task, recipe = task_to_train(asked.places[0], asked.task, settings, options=given)
     job = PruningJob(task, *asked.places, recipe, asked.skip_bad)
     wanted = Sparsities(sparsities, methods, asked.rounds or 1)  # type: ignore[arg-type]  # checked above
     return stoppable(lambda callback: prune_by_magnitude(job, wanted, callback), as_json=as_json)

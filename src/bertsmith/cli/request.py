@@ -8,10 +8,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
+from numbers import Real
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 from bertsmith.cli.spelling import Setting
+from bertsmith.core.errors import UserError
 from bertsmith.recipe.toml_text import value_text
 
 Place = Path | str
@@ -24,6 +26,8 @@ Names = str | Sequence[str]
 """Names; on the command line with commas between."""
 Sweep = Mapping[str, Sequence[object]] | Sequence[str] | None
 """Recipe keys with the values of each: {"optim.peak_lr": [1e-3, 2e-3]}; or "optim.peak_lr=1e-3,2e-3"."""
+COMMAS = "values with commas between"
+"""A note on options of one text that Python gives as a list, or as a number, too."""
 _ON_COMMAND_LINE: dict[Any, Any] = {
     Any: Path,
     Place: Path,
@@ -49,9 +53,10 @@ class Request:
 
     def __post_init__(self) -> None:
         for name, note in annotations_of(type(self)).items():
-            value = getattr(self, name)
+            value = checked(name, note, getattr(self, name))
             if value is not None and get_args(note)[0] in (Place, Place | None):
-                object.__setattr__(self, name, Path(value).expanduser())
+                value = Path(value).expanduser()
+            object.__setattr__(self, name, value)
 
     def given(self, *, tuning: bool = True) -> list[tuple[str, str]]:
         """Return the settings of the options that were given, each as its origin and `key=value`.
@@ -78,8 +83,40 @@ def annotations_of(request: type) -> dict[str, Any]:
     return {each.name: hints[each.name] for each in fields(request)}
 
 
+def checked(name: str, note: Any, value: Any) -> Any:
+    """Return the value of an option, a list with commas as one text; raise for one that is not possible.
+
+    The command line has checked its values already.
+    """
+    kind, *notes = get_args(note) or (note,)
+    if value is None:
+        return None
+    if COMMAS in notes and not isinstance(value, str):
+        several = value if isinstance(value, Sequence) else [value]
+        return ",".join(map(str, several))
+    choices = [
+        one for part in (kind, *get_args(kind)) if get_origin(part) is Literal for one in get_args(part)
+    ]
+    if choices and value not in choices:
+        remedy = f"choose from {', '.join(map(str, choices))}"
+        raise UserError(f"{value!r} is not a valid choice", key=name, remedy=remedy)
+    for each in notes:
+        least, most = getattr(each, "min", None), getattr(each, "max", None)
+        if least is None and most is None:
+            continue
+        if not isinstance(value, Real):
+            raise UserError(f"{value!r} is not a number", key=name, remedy="give a number")
+        if least is not None and not value >= least:
+            raise UserError(f"is {value}", key=name, remedy=f"give {least} or more")
+        if most is not None and not value <= most:
+            raise UserError(f"is {value}", key=name, remedy=f"give {most} or less")
+    return value
+
+
 def lines_of(settings: SettingsGiven) -> list[str]:
     """Return settings as `key=value`."""
+    if isinstance(settings, str):
+        return [settings]
     if isinstance(settings, Mapping):
         return [f"{key}={value_text(value)}" for key, value in settings.items()]
     return list(settings or ())
@@ -110,6 +147,9 @@ def with_options(verb: Callable[..., R]) -> Callable[..., R]:
 
     @wraps(verb)
     def spelled_out(**given: Any) -> R:
+        for name, each in parameters.items():
+            if name in given and name not in requests:
+                given[name] = checked(name, each.annotation, given[name])
         for name, kind in requests.items():
             given[name] = kind(**{each.name: given.pop(each.name) for each in fields(kind)})
         return verb(**given)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from bertsmith.core.errors import Spelling, UserError, spelled
 
-_SPELLING: ContextVar[Spelling] = ContextVar("spelling", default=lambda _key, _value: None)
+_SPELLING: ContextVar[Spelling | None] = ContextVar("spelling", default=None)
 
 
 class Setting:
@@ -107,7 +107,8 @@ def _literal(name: str, value: str) -> str:
 
 def as_now(text: str) -> str:
     """Return a message with its settings as the command that runs spells them."""
-    return spelled(text, _SPELLING.get())
+    spelling = _SPELLING.get()
+    return text if spelling is None else spelled(text, spelling)
 
 
 @contextmanager

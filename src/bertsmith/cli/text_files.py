@@ -76,22 +76,22 @@ class TextSource:
         from bertsmith.tasks.tables import column_names
 
         form = self.form
-        options = {"text2": self.text2, "delimiter": form.delimiter, "encoding": form.encoding}
+        options = {"column2": self.text2, "delimiter": form.delimiter, "encoding": form.encoding}
         given = [name for name, value in {**options, "columns": form.columns}.items() if value]
         where = name_of(self.path)
         if self.path == STANDARD_INPUT:
             if self.text or given:
-                remedy = "remove `text` and its related options, or save it as a file"
+                remedy = "remove `column` and its related options, or save it as a file"
                 raise UserError("is read line by line, without columns", where=where, remedy=remedy)
         elif self.lacks_column:
             if before_opening:
                 return
             names = ", ".join(map(repr, column_names(self.path, self.form)))
             columns = f"its columns are {names}" if names else "it is empty"
-            remedy = f"give the column of the texts with `text=COLUMN` ({columns})"
+            remedy = f"give the column of the texts with `column=COLUMN` ({columns})"
             raise UserError("is a table", where=where, remedy=remedy)
         elif given and not self.text:
-            remedy = "give the column of the texts with `text=COLUMN`, or remove it"
+            remedy = "give the column of the texts with `column=COLUMN`, or remove it"
             raise UserError("is for tables", key=given[0], remedy=remedy)
 
 

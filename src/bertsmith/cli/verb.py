@@ -14,6 +14,8 @@ from bertsmith.core.errors import UserError
 
 SEVERAL = {"--model", "--teacher"}
 """Options that take all words up to the next option, in verbs that take several."""
+RENAMED = {"--search": "--random", "--ensemble": "--model A B"}
+"""New names of options."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 UsageError = cast("type[BadParameter]", BadParameter.__mro__[1])
 """Click's usage error, which Typer does not export."""
@@ -99,6 +101,9 @@ def mistakes_as_one_line(ctx: Any) -> Iterator[None]:
         yield
     except UsageError as error:
         remedy = f"see {ctx.command_path} --help"
+        renamed = RENAMED.get(getattr(error, "option_name", ""), "")
+        if any(option in renamed.split() for each in ctx.command.params for option in each.opts):
+            remedy = f"use {renamed}"
         # Typer checks choices by pydantic, which puts the kind of its error first.
         what = error.format_message().rstrip(".").replace("Value error, ", "")
         raise UserError(what, remedy=remedy) from error

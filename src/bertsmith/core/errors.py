@@ -80,7 +80,8 @@ class DoesNotFit(UserError):
 def spelled(text: str, spelling: Spelling, *, location: bool = False) -> str:
     """Return a message with the settings that it mentions as an interface spells them.
 
-    In a location, which a colon follows, an argument has no equals sign.
+    In a location, which a colon follows, an argument has no equals sign. Elsewhere a clause behind a
+    semicolon is left out if the interface does not have an argument that it mentions.
     """
 
     def spell(found: re.Match[str]) -> str:
@@ -89,6 +90,12 @@ def spelled(text: str, spelling: Spelling, *, location: bool = False) -> str:
             return found[0].strip("`") if location else found[0]
         return chosen.removesuffix("=") if location else chosen
 
+    def applies(clause: str) -> bool:
+        return all("." in key or spelling(key, value) is not None for key, value in MENTION.findall(clause))
+
+    if not location and "\n" not in text:  # a recipe with comments keeps every word
+        first, *more = text.split("; ")
+        text = "; ".join([first, *filter(applies, more)])
     return MENTION.sub(spell, text)
 
 

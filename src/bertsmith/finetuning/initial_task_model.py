@@ -196,4 +196,4 @@ def _frozen_anew(config: TaskConfig) -> UserError:
 def _check_text_length(network: Network, config: TaskConfig, *, where: str) -> None:
     if config.text.longest > network.config.positions:
         what = f"takes {network.config.positions} tokens, but text.longest = {config.text.longest}"
-        raise UserError(what, where=where, remedy=f"set `text.longest={network.config.positions}`")
+        raise UserError(what, where=where, remedy=f"use `text.longest={network.config.positions}`")

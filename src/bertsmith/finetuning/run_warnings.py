@@ -80,7 +80,7 @@ def warn_of_few_steps(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Ite
     steps = total_steps(batches, recipe)
     if steps < FEW_STEPS:
         shown = "only one step" if steps == 1 else f"only {steps} steps"
-        yield f"the run has {shown}, too few to learn much; see run.epochs and run.examples"
+        yield f"the run has {shown}, too few to learn much; see `run.epochs` and `run.examples`"
 
 
 def warn_of_vain_patience(batches: ShuffledBatches, recipe: FinetuningRecipe) -> Iterator[str]:

@@ -83,7 +83,7 @@ def _check_teacher(name: str, teacher: TaskModel, config: TaskConfig, student: N
     assert isinstance(network, Network)
     if config.text.longest > network.config.positions:
         what = f"takes texts of at most {network.config.positions} tokens, not {config.text.longest}"
-        raise UserError(what, where=name, remedy=f"set `text.longest={network.config.positions}`")
+        raise UserError(what, where=name, remedy=f"use `text.longest={network.config.positions}`")
     ours, theirs = (_encoder_weights(each.config) for each in (student, network))
     if theirs < ours:
         sizes = f"{ours:,} encoder weights, more than its teacher ({theirs:,})"

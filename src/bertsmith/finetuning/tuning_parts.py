@@ -197,7 +197,9 @@ def check_learned(run: Run, at: Progress, found: Evaluation) -> None:
     elif not (isfinite(found.loss) and all(bool(torch.isfinite(each).all()) for each in weights)):
         what = "the run diverged: its loss or its weights are not numbers"
     if what:
-        remedy = "no model is written; lower optim.peak_lr, set run.precision=fp32, or look for odd numbers"
+        remedy = (
+            "no model is written; lower `optim.peak_lr`, set `run.precision=fp32`, or look for odd numbers"
+        )
         raise Diverged(what, where=str(run.folder.path), remedy=remedy)
 
 

@@ -74,7 +74,7 @@ def _holds(folder: Path, texts: Mapping[str, str]) -> bool:
 
 def _states(run: Path) -> dict[int, SavedState]:
     if not (run / STORE_FILE).is_file() or not run_folder(run).begun:
-        remedy = "give the `out` of a `bertsmith pretrain`"
+        remedy = "give the folder of a bertsmith pretrain run"
         raise UserError("is not a pre-training run", where=str(run), remedy=remedy)
     folder = run_folder(run).checkpoints
     states = {saved.state.step: saved for saved in kept_states(folder)}

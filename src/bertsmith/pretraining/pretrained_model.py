@@ -202,7 +202,7 @@ def check_weights_are_finite(networks: Iterable[Network], *, where: str) -> None
     weights = (item for network in networks for item in network.state_dict().items())
     broken = [name for name, tensor in weights if not bool(tensor.isfinite().all())]
     if broken:
-        remedy = "lower optim.peak_lr and start again in a new folder"
+        remedy = "lower `optim.peak_lr` and start again in a new folder"
         raise Diverged(
             f"the run ended with weights that are not numbers: {broken[0]}", where=where, remedy=remedy
         )
@@ -211,7 +211,7 @@ def check_weights_are_finite(networks: Iterable[Network], *, where: str) -> None
 def check_held_out_is_finite(held_out: Mapping[str, float], *, where: str) -> None:
     """Raise if the last held-out loss is not a number: finite weights can overflow in a forward pass."""
     if not isfinite(held_out.get("loss", 0.0)):
-        remedy = "lower optim.peak_lr and start again in a new folder"
+        remedy = "lower `optim.peak_lr` and start again in a new folder"
         raise Diverged("the run ended with a held-out loss that is not a number", where=where, remedy=remedy)
 
 

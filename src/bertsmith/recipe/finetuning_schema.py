@@ -265,7 +265,7 @@ class FinetuningRecipe(Section):
             what = (
                 f"head.encoder = {self.head.encoder} does not read features, so features.{key} does not apply"
             )
-            remedy = "set `head.encoder=frozen-features` or `head.reader=bilstm`"
+            remedy = "use `head.encoder=frozen-features` or `head.reader=bilstm`"
             raise RuleError(what, keys=(f"features.{key}", "head.encoder"), remedy=remedy)
         return self
 
@@ -275,6 +275,6 @@ class FinetuningRecipe(Section):
         if self.text.long_texts == "windows" and step >= longest:
             what = f"text.step = {step} is not below text.longest = {longest}: windows would not overlap"
             raise RuleError(
-                what, keys=("text.step", "text.longest"), remedy=f"set `text.step={longest // 2}`"
+                what, keys=("text.step", "text.longest"), remedy=f"use `text.step={longest // 2}`"
             )
         return self

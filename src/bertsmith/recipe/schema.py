@@ -81,7 +81,7 @@ class RunSection(Section):
         if self.average_decay != "equal" and self.average_from == "off":
             what = "run.average_decay applies to an average, but run.average_from is off"
             keys = ("run.average_decay", "run.average_from")
-            raise RuleError(what, keys=keys, remedy="set `run.average_from=0.8`, or remove it")
+            raise RuleError(what, keys=keys, remedy="use `run.average_from=0.8`, or remove it")
         return self
 
 
@@ -143,7 +143,7 @@ class Recipe(Section):
             )
         if not self.examples.masks_tokens and self.examples.pair_head != "none":
             what = "a one-sided objective does not support sentence pairs"
-            remedy = "set `examples.pairs=none`"
+            remedy = "use `examples.pairs=none`"
             raise RuleError(what, keys=("examples.objective",), remedy=remedy)
         return self
 

@@ -42,6 +42,8 @@ class Section(BaseModel):
                 owner = attrgetter(section)(self)
                 if getattr(owner, key) != type(owner).model_fields[key].default:
                     what = f"{name} applies only to {choice} = {' or '.join(map(str, values))}, not {given}"
-                    remedy = f"set `{choice}={values[0]}`, or remove {name}"
+                    remedy = f"use `{choice}={values[0]}`, or remove {name}"
+                    if values[0] == "off":  # an option such as --minutes has no word for it
+                        remedy = f"remove `{choice}` or {name}"
                     raise RuleError(what, keys=(name, choice), remedy=remedy)
         return self

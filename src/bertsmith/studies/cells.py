@@ -43,6 +43,8 @@ the key existed. A key with this value is left out of the hash, so that older ce
 CELL, RUN, RESULT, FAILURE, LOG, LOCK = "cell.json", "run", "result.json", "failure.json", "log.txt", ".lock"
 GONE = "model-removed"
 """Empty file that marks a cell with a removed model: it is made again if a stage needs it."""
+KEPT = "model-kept"
+"""Empty file that marks a cell with a model that no study removes."""
 CONFIG = "config.json"
 """File of a model folder with the sizes of the model."""
 PREDICTIONS = "predictions-{split}.npz"
@@ -273,9 +275,15 @@ class Cells:
         """True if the model of a stage was removed."""
         return (self.folder(stage) / GONE).is_file()
 
+    def keep_model(self, stage: Stage) -> None:
+        """Protect the model of a finished stage from later calls and other studies."""
+        (self.folder(stage) / KEPT).touch()
+
     def remove_model(self, stage: Stage) -> None:
-        """Remove the model of a finished stage; its result and predictions stay."""
+        """Remove the model of a finished stage, unless a study keeps it; its result and predictions stay."""
         folder = self.folder(stage)
+        if (folder / KEPT).is_file():
+            return
         (folder / GONE).touch()  # first, so that no stage begins with half of a model
         for place in ("model", "plans"):
             shutil.rmtree(folder / RUN / place, ignore_errors=True)

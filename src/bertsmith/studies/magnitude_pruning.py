@@ -16,6 +16,7 @@ from bertsmith.finetuning.sparse_training import EARLY_WEIGHTS
 from bertsmith.inference.loaded_model import load
 from bertsmith.model.folder.tensor_files import read_safetensors, write_safetensors
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
+from bertsmith.recipe.optim_section import OptimSection
 from bertsmith.shrink.slicing import blocks_to_prune
 from bertsmith.studies.cells import RUN, Cells, Kind, Result, Stage, Work
 from bertsmith.studies.pruning import (
@@ -183,6 +184,7 @@ def recipe_of(recipe: FinetuningRecipe, method: Retraining) -> FinetuningRecipe:
     if method == "finetune":
         rate = FINAL_RATE * recipe.optim.peak_lr
         changed |= {"optim.schedule": "constant", "optim.warmup_fraction": 0.0, "optim.peak_lr": rate}
+        changed["optim.decay_from"] = OptimSection().decay_from  # of a schedule that decays
     return with_values(recipe, changed)
 
 

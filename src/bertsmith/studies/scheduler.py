@@ -260,15 +260,19 @@ class Scheduler:
             self._tell(outcome.stage, f"failed: {outcome.failure.reason}")
 
     def _remove_models(self) -> None:
-        """Remove the models that are no longer needed; a stage that would be tried again needs its inputs."""
+        """Keep all models, or remove unneeded ones; a stage that would be tried again needs its inputs."""
         open_stages = [
             stage
             for key, stage in self.stages.items()
             if not (key in self.outcomes and self.outcomes[key].is_final)
         ]
         needed = {each.key for stage in open_stages for each in stage.stages_before}
-        for key, outcome in self.outcomes.items() if not self.keeps_models else ():
-            if outcome.result is not None and key not in needed and not self.cells.lacks_model(outcome.stage):
+        for key, outcome in self.outcomes.items():
+            if outcome.result is None or self.cells.lacks_model(outcome.stage):
+                continue
+            if self.keeps_models:
+                self.cells.keep_model(outcome.stage)
+            elif key not in needed:
                 self.cells.remove_model(outcome.stage)
 
     def _end_all(self) -> None:

@@ -132,7 +132,7 @@ def answered(recipe: Section, *, device: Device) -> Section:
     """
     run = cast(Any, recipe).run
     if run.device == "cuda" and device == "cpu":
-        what, remedy = "cuda, but the study does not have a GPU", "set it to auto or cpu, or give `devices`"
+        what, remedy = "cuda, but no GPU is available", "set it to auto or cpu"
         raise UserError(what, key="run.device", remedy=remedy)
     device = device if run.device == "auto" else run.device
     on_gpu = device == "cuda"

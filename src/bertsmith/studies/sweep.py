@@ -15,6 +15,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from pydantic import ValidationError
+
 from bertsmith.core.errors import UserError, in_file
 from bertsmith.core.files import atomic_path, write_json
 from bertsmith.core.measures import Metric
@@ -31,6 +33,7 @@ from bertsmith.pretraining.run_setup import run_folder
 from bertsmith.recipe.finetuning_schema import FinetuningRecipe
 from bertsmith.recipe.schema import Recipe
 from bertsmith.recipe.toml_text import value_text
+from bertsmith.recipe.validation_errors import user_error
 from bertsmith.studies.scheduler import Stopped
 from bertsmith.studies.stages import reporting_lack_of_memory
 from bertsmith.tasks.custom import custom_task, spec_of
@@ -193,6 +196,8 @@ def in_turn(trials: Sequence[Trial | PretrainingTrial], callback: ProgressCallba
     errors: list[UserError] = []
     if any(trial.may_end_early for trial in trials):
         callback.on_message(MEDIAN_STOPPING_NOTE)
+    if any(isinstance(trial, PretrainingTrial) for trial in trials):
+        callback.on_message("a run at the unigram line ends early")
     with StopRequested(callback.on_signal) as stop:
         for number, trial in enumerate(trials, start=1):
             callback.on_message(f"[{number}/{len(trials)}] {trial.name}")
@@ -205,16 +210,15 @@ def in_turn(trials: Sequence[Trial | PretrainingTrial], callback: ProgressCallba
                 with reporting_lack_of_memory():
                     result: AnyResult = trial.run(callback, rule)
             except UserError as error:
-                reason = error.spelled(in_file).line()
-                callback.on_message(f"{trial.name} failed: {reason}")
+                callback.on_message(f"{trial.name} failed: {error.line()}")
                 errors.append(error)
-                result = trial.failed(reason)
+                result = trial.failed(error.spelled(in_file).line())
             results.append(result)
             # Asked even in the last step of a run: the next one is not begun.
             if not result.finished or (stop.here and number < len(trials)):
                 raise Stopped(trial.name)
     if len(errors) == len(trials):
-        raise errors[0]
+        raise UserError("all runs failed", remedy="see the reasons above") from errors[0]
     return results
 
 
@@ -370,7 +374,10 @@ def with_values(recipe: FinetuningRecipe, changed: Mapping[str, Any]) -> Finetun
     for key, value in changed.items():
         section, _, name = key.partition(".")
         values[section][name] = value
-    return FinetuningRecipe.model_validate(values)
+    try:
+        return FinetuningRecipe.model_validate(values)
+    except ValidationError as error:
+        raise user_error(error, values, {}, FinetuningRecipe) from error
 
 
 # ---- a grid of pre-training runs
@@ -387,7 +394,7 @@ def points_of(sweep: Mapping[str, Sequence[object]] | Sequence[str]) -> list[dic
             # A string is written without quotes, as on the command line.
             listed.append((key, [each if isinstance(each, str) else value_text(each) for each in values]))
     else:
-        for text in sweep:
+        for text in [sweep] if isinstance(sweep, str) else sweep:
             key, _, values = text.partition("=")
             listed.append((key.strip(), [each.strip() for each in values.split(",")]))
             if not key.strip() or not all(listed[-1][1]):

@@ -392,7 +392,7 @@ class _OneStart:
         saved = latest_state(self.request.folder.checkpoints, self.start.world)
         if saved is None or saved.state.step == self.rolled_back_to:
             what = f"{row} steps in a row had an unusable gradient, and there is no other state to restore"
-            remedy = "lower optim.peak_lr or raise run.spike_factor"
+            remedy = "lower `optim.peak_lr` or raise `run.spike_factor`"
             raise Diverged(what, where=f"step {step}", remedy=remedy)
         self.rolled_back_to = saved.state.step
         load_checkpoint(saved, trainer)

@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 import bertsmith
 from bertsmith.cli.app import app, main
+from bertsmith.cli.spelling import as_options
+from bertsmith.core.errors import UserError
+from tests import command_line
 from tests.command_line import mistake
 
 SOURCE = Path(bertsmith.__file__).parents[1]
@@ -228,6 +232,55 @@ def test_the_package_names_what_it_offers() -> None:
 def test_words_that_a_verb_does_not_take_are_one_line(capsys, words, told):
     line = mistake(capsys, *words.split())
     assert told in line and line.endswith(f"; see bertsmith {words.partition(' -')[0]} --help")
+
+
+@pytest.mark.parametrize(
+    ("words", "new"),
+    [
+        ("finetune sst2 --search 3", "--random"),
+        ("predict --ensemble a", "--model A B"),
+        ("tasks --search", ""),
+    ],
+)
+def test_an_old_name_of_an_option_is_answered_with_the_new_one(capsys, words, new):
+    line = mistake(capsys, *words.split())
+    assert line.endswith(f"; use {new}" if new else "; see bertsmith tasks --help")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("features-table", "of the fine-tuning row only"),
+        ("finetune", "more lengthen a finished run"),
+        ("look direction", "with one side hidden"),
+    ],
+)
+def test_a_shared_option_keeps_what_is_special_in_a_verb(capsys, words, told):
+    assert told in " ".join(command_line.bertsmith(capsys, *words.split(), "--help").out.split())
+
+
+@pytest.mark.parametrize(("verb", "ending"), [("prune", ""), ("finetune", "; use --columns a,b,c")])
+def test_a_remedy_is_without_the_clause_of_an_option_that_the_verb_lacks(verb, ending):
+    command = get_command(app).commands[verb]
+    error = UserError("lacks a column", remedy="its columns are 'a'; use `columns=a,b,c`")
+    assert error.spelled(as_options(command)).line() == f"lacks a column; its columns are 'a'{ending}"
+
+
+def test_a_folder_that_is_not_a_run_is_told_without_options_of_another_verb(capsys, tmp_path):
+    line = mistake(capsys, "checkpoint", "list", tmp_path)
+    assert line.endswith("give the folder of a bertsmith pretrain run")
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        ("--minutes 3 --set sparse.gradual=0.5", "remove --minutes or sparse.gradual"),
+        ("--set lora.rank=4", "use --set head.encoder=lora, or remove lora.rank"),
+    ],
+)
+def test_a_remedy_is_words_that_can_be_typed(capsys, tmp_path, words, remedy):
+    place = ("--data", tmp_path, "--out", tmp_path / "out")
+    assert mistake(capsys, "finetune", "sst2", *place, *words.split()).endswith(f"; {remedy}")
 
 
 @pytest.mark.parametrize(

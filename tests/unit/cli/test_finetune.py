@@ -227,6 +227,11 @@ def test_short_names_reach_the_settings(give, reviews, tmp_path):
             ("--minutes", "1"),
             "--quick --minutes: a head that is solved takes no steps; remove one of them",
         ),
+        (
+            "sst2",
+            ("--patience", "2"),
+            "--quick --patience: a head that is solved takes no steps; remove one of them",
+        ),
         ("sst2", ("--seeds", "2"), "--quick --seeds: a solved head is the same in every run; remove --seeds"),
         ("sst2", ("--random", "3"), "--quick --random: a solved head is the same in every run"),
     ],
@@ -308,7 +313,7 @@ MISTAKES = {
     "no columns": (
         ("custom", "--data", "DATA"),
         "your own task needs the names of its columns; give --text COLUMN and --label COLUMN; "
-        "for tagged words fine-tune `tags`, for answers in passages `squad`",
+        "for tagged words fine-tune tags, for answers in passages squad",
     ),
     "columns of a known task": (("sst2", "--data", "DATA", *OWN), "sst2 defines its own columns"),
     "unknown kind": (("custom", "--data", "DATA", *OWN, "--kind", "rank"), "--kind: unknown kind 'rank'"),
@@ -389,7 +394,7 @@ MISTAKES = {
         ("custom", "--data", "DATA", "--text", "review", "--label", "same"),
         "there is nothing to learn: the examples have only the label 'x'",
     ),
-    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "set --max-length 128"),
+    "too long": (("custom", "--data", "DATA", *OWN, "--set", "text.longest=500"), "use --max-length 128"),
 }
 
 

@@ -113,7 +113,7 @@ def test_raw_means_nothing_to_a_head_that_reads_tokens(model):
 
 
 def test_texts_longer_than_the_positions_are_rejected(model):
-    with pytest.raises(UserError, match="takes 128 tokens, but text.longest = 129; set `text.longest=128`"):
+    with pytest.raises(UserError, match="takes 128 tokens, but text.longest = 129; use `text.longest=128`"):
         load_initial_task_model(model, config(text=TextSection(longest=129)), seed=0)
 
 

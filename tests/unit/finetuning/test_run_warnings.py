@@ -105,7 +105,7 @@ def test_where_every_text_fits_nothing_is_said_of_cuts(model, tmp_path):
 )
 def test_a_very_short_run_is_named_so(model, tmp_path, setting, told):
     notes = notes_of(toy_assignment("sst2", model, tmp_path, *SHORT, setting))
-    assert f"the run has {told}, too few to learn much; see run.epochs and run.examples" in notes
+    assert f"the run has {told}, too few to learn much; see `run.epochs` and `run.examples`" in notes
 
 
 def test_a_longer_run_is_not(model, tmp_path):

@@ -81,7 +81,7 @@ def test_the_second_time_the_run_ends_with_the_remedy(store, tmp_path):
         run_tiny(store, tmp_path / "run", *CAREFUL, "run.steps=20")
     message = caught.value.line()
     assert "step 11: 6 steps in a row had an unusable gradient" in message
-    assert "lower optim.peak_lr" in message
+    assert "lower `optim.peak_lr`" in message
     assert not (tmp_path / "run" / "model").exists()
 
 

@@ -119,7 +119,7 @@ def test_every_answer_that_decides_is_given_before_the_first_step():
 
 
 def test_a_run_that_wants_a_gpu_which_the_study_has_not_is_told_before_it_begins():
-    with pytest.raises(UserError, match="run.device: cuda, but the study does not have a GPU"):
+    with pytest.raises(UserError, match="run.device: cuda, but no GPU is available"):
         answered(load_recipe("bert-tiny", ["run.device=cuda"]), device="cpu")
 
 

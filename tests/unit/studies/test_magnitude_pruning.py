@@ -179,6 +179,16 @@ def test_rounds_go_by_the_cubic_schedule(model, data, tmp_path):
     assert [report.sparsity for report in result.reports] == pytest.approx([0, 0.7, 0.8], abs=1e-3)
 
 
+def test_training_at_a_constant_rate_follows_any_schedule(model, data, tmp_path):
+    settings = ("optim.schedule=wsd", "optim.decay_from=0.7")
+    job, _ = request_of(model, data, tmp_path / "out", *settings, sparsities=(0.6,), rewind=0.2)
+    schedules = {
+        method: magnitude_pruning.recipe_of(job.recipe, method).optim.schedule
+        for method in magnitude_pruning.RETRAINING
+    }
+    assert schedules == {"weights": "wsd", "rate": "wsd", "finetune": "constant"}
+
+
 def test_the_command_prints_each_training(model, data, tmp_path, capsys):
     words = ["prune", "--model", model, "--task", "sst2", "--data", data, "--method", "magnitude"]
     words += ["--sparsity", 0.5, "--epochs", 0.2, "--out", tmp_path / "out"]
@@ -222,6 +232,10 @@ def test_the_command_prints_each_training(model, data, tmp_path, capsys):
         (
             ("--method", "magnitude", "--sparsity", "0.5", "--set", "head.encoder=lora"),
             "= tuned, not lora",
+        ),
+        (
+            ("--method", "magnitude", "--sparsity", "0.5", "--rewind", "0", "--set", "sparse.gradual=0.3"),
+            "--set: sparse.gradual=0.3 is not set directly: the options decide; use --sparsity and --rewind",
         ),
         (("--sparsity", "0.5"), "add --method magnitude"),
         (("--method", "movement"), "'movement' is not one of 'importance', 'magnitude'"),

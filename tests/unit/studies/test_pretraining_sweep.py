@@ -132,6 +132,12 @@ def test_a_hopeless_run_is_ended_early_and_not_begun_again(store, tmp_path):
     assert "the unigram line" in run["early_end"] and run["steps"] < 60
 
 
+def test_a_sweep_says_first_why_a_run_may_end_early(store, tmp_path):
+    with stop_at(1):
+        told = sweep(store, tmp_path / "out", "--steps", "2", "--sweep", "optim.peak_lr=1e-3").stdout
+    assert "a run at the unigram line ends early\n" in told.partition("[1/1]")[0]
+
+
 def test_a_run_that_diverges_is_a_row_and_ends_no_other(store, tmp_path):
     arguments = ("--steps", "4", "--sweep", "optim.peak_lr=1e30,1e-3", "--json")
     found = json.loads(sweep(store, tmp_path / "out", *arguments).stdout.splitlines()[-1])

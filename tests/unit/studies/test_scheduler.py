@@ -84,7 +84,11 @@ def test_models_leave_the_disk_when_no_stage_needs_them_and_are_made_again_for_o
     begun = [text for text in heard.messages if text.endswith("begins")]
     assert begun == [f"{each.name} begins" for each in (first, third)]
     assert scheduler.outcomes[first.key].result == outcomes[first.key].result
-    assert not cells.lacks_model(third)
+    # Models that another call has kept are not removed, neither by the same study nor by another one.
+    fourth = stage(before=first, seed=3)
+    made(tmp_path, third)
+    made(tmp_path, third, fourth)
+    assert [cells.lacks_model(each) for each in (first, third, fourth)] == [False, False, True]
 
 
 def test_what_does_not_fit_beside_others_is_tried_once_more_alone(tmp_path):

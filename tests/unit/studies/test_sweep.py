@@ -22,6 +22,7 @@ from bertsmith.studies.sweep import (
     run_trials,
     spread_of,
     spreads_of,
+    with_values,
 )
 from bertsmith.tasks.custom import CustomSpec, custom_task
 from bertsmith.tasks.table_format import TableFormat
@@ -41,6 +42,11 @@ def test_seeds_have_folders_and_recipes_of_their_own(assignment):
     assert [cell.name for cell in cells] == ["seed-0", "seed-1", "seed-2"]
     assert [cell.assignment.recipe.run.seed for cell in cells] == [0, 1, 2]
     assert [cell.assignment.out for cell in cells] == [assignment.out / cell.name for cell in cells]
+
+
+def test_values_that_contradict_the_recipe_are_a_user_error(assignment):
+    with pytest.raises(UserError, match="optim.decay_from applies only to optim.schedule = wsd"):
+        with_values(assignment.recipe, {"optim.decay_from": 0.7})
 
 
 def test_no_study_is_kept_beside_a_single_run(assignment):
@@ -156,8 +162,13 @@ def test_a_run_that_fails_is_a_row_with_its_reason_and_ends_no_other(assignment,
     assert written["spreads"]["dev"]["accuracy"]["runs"] == 1
     show_many({trial.name: each for trial, each in zip(trials, (failed, good), strict=True)}, as_json=False)
     assert capsys.readouterr().out.startswith(f"peak_lr-1e+35: failed: {failed.failure}\n")
-    with pytest.raises(Diverged):
-        run_trials(trials[:1], Notebook())
+    notebook = Notebook()
+    with pytest.raises(UserError, match="^all runs failed") as error:
+        run_trials(trials[:1], notebook)
+    assert isinstance(error.value.__cause__, Diverged)
+    (told,) = [note for note in notebook.notes if note.startswith("peak_lr-1e+35 failed: ")]
+    assert "lower `optim.peak_lr`" in told  # the command line writes --lr
+    assert "lower optim.peak_lr" in failed.failure
 
 
 def test_the_spread_is_written_beside_the_runs(assignment):

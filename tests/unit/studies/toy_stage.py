@@ -74,9 +74,9 @@ def end_early(how: str, *, first: bool) -> None:
     if how == "wide" and float(os.environ[MEMORY_SHARE]) < 1:
         raise DoesNotFit("the road is too narrow to share")
     if how in ("name", "device"):
-        raise UserError("does not suit this machine", where=f"run.{how}")
+        raise UserError("does not suit this machine", key=f"run.{how}")
     if how == "bad":
-        raise UserError("is too long a walk", where="run.steps")
+        raise UserError("is too long a walk", key="run.steps")
     if how == "busy":
         raise UserError("somebody else walks here")
     if how == "tight" and first:

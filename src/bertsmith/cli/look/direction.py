@@ -23,7 +23,8 @@ def direction(
         Path | None, Option("--input", metavar="FILE", help="One text a line, a tab between two of a pair.")
     ] = None,
     data: Annotated[
-        Path | None, Option(help="Instead: the data of the model's task, which also measure its loss.")
+        Path | None,
+        Option(help="Instead: the data of the model's task; also measures its loss with one side hidden."),
     ] = None,
     longest: looking.Longest = 128,
     seed: looking.Seed = 0,
