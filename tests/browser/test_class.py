@@ -270,11 +270,11 @@ def test_what_to_notice_stays_while_options_change_and_comes_with_a_link(seen: V
     seen.page.get_by_label("Layer by layer").check()  # as the example asks
     expect(seen.page.locator("#panel-fill .by-layer")).to_be_visible()
     notice = seen.page.locator("#panel-fill .notice")
-    expect(notice).to_contain_text("how late")
+    expect(notice).to_contain_text("which layer")
     link = seen.page.url
     seen.open("models")
     seen.page.goto(link.replace("/?", "/?again="))
-    expect(notice).to_contain_text("how late")
+    expect(notice).to_contain_text("which layer")
 
 
 def test_a_link_shows_the_same_masking(seen: Visit) -> None:

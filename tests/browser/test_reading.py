@@ -212,4 +212,4 @@ def test_a_word_is_found_inside_of_text_without_spaces(seen: Visit) -> None:
     expect(seen.page.locator("#panel-senses .sense b")).to_have_text(["東", "東"])
     seen.page.get_by_label("Word", exact=True).fill("apple")
     sentences.fill("A pineapple.\nAn apple.")
-    expect(seen.page.locator("#panel-senses .note")).to_have_text("“A pineapple.” has no “apple”.")
+    expect(seen.page.locator("#panel-senses .note")).to_have_text("“A pineapple.” does not contain “apple”.")

@@ -130,7 +130,7 @@ PASTED = {
     "compare": ("Sentences", f"{LONG_LINE}\n{LONG_LINE}", "50000"),
     "tokens": ("A", "word " * 1000, "takes 512"),
     "attention": ("A", "word " * 600, "602 tokens"),
-    "senses": ("Sentences with it, one per line", f"{LONG_LINE}\n{LONG_LINE}", "takes 65536"),
+    "senses": ("Sentences with it, one per line", f"{LONG_LINE}\n{LONG_LINE}", "65536"),
 }
 """By panel: the field, more than it takes, and a part of what the server says of it."""
 

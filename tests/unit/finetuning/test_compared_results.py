@@ -134,6 +134,6 @@ def test_thresholds_in_a_folder_that_do_not_fit_its_labels_are_named(tuned, tmp_
     config["answers"]["label_thresholds"].append(0.5)
     (plain / "task.json").write_text(json.dumps(config))
     with pytest.raises(
-        UserError, match=r"task\.json: answers\.label_thresholds: .* takes \d thresholds?, not"
+        UserError, match=r"task\.json: answers\.label_thresholds: .* needs \d thresholds?, not"
     ):
         predict([plain], table)

@@ -44,6 +44,6 @@ def test_less_is_kept_of_layers_that_are_recomputed(model, tmp_path):
 def test_a_frozen_encoder_has_nothing_to_recompute(model, tmp_path):
     with pytest.raises(
         UserError,
-        match=r"run\.recompute .*= tuned or lora, not frozen-features.*leave run\.recompute out",
+        match=r"run\.recompute .*= tuned or lora, not frozen-features.*remove run\.recompute",
     ):
         tune("sst2", model, tmp_path, "run.recompute=true", "head.encoder=frozen-features")

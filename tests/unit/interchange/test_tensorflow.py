@@ -279,7 +279,7 @@ def test_an_import_that_fails_names_the_published_config(tmp_path: Path) -> None
     with pytest.raises(UserError, match=f"{folder}/bert_config.json: 3 attention heads do not divide"):
         import_checkpoint(folder, tmp_path / "out")
     folder = write_checkpoint(tmp_path, BERT | {"hidden_size": 6}, bert_variables())
-    with pytest.raises(UserError, match="but bert_config.json asks for"):
+    with pytest.raises(UserError, match="but bert_config.json requires"):
         import_checkpoint(folder, tmp_path / "out")
 
 

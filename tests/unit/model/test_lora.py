@@ -87,7 +87,7 @@ def test_query_key_and_value_that_are_one_layer_have_one_adapter():
 
 
 def test_a_rank_above_the_width_is_rejected():
-    with pytest.raises(UserError, match=r"lora\.rank: is 33, and .*query has 32 inputs and 32 outputs"):
+    with pytest.raises(UserError, match=r"lora\.rank: is 33, but .*query has 32 inputs and 32 outputs"):
         add_fresh_adapters(tiny_network(heads={}), ("query",), LoraShape(33, 16.0), stream())
 
 

@@ -175,7 +175,7 @@ def test_another_recipe_is_rejected_with_the_keys_that_differ(finished, store):
         run_tiny(store, finished, "optim.peak_lr=2e-3", "run.seed=7", "run.log_every_steps=1")
     message = caught.value.line()
     assert "optim.peak_lr: 0.001 there, 0.002 now; run.seed: 0 there, 7 now" in message
-    assert "log_every" not in message and str(finished) in message and "--out" in message
+    assert "log_every" not in message and str(finished) in message and "`out`" in message
     assert snapshot(finished) == before
 
 

@@ -57,7 +57,7 @@ def test_a_budget_in_minutes_goes_by_the_progress_of_its_learning_rate():
     ("overrides", "told"),
     [
         (("masking.final_rate=0.2", "run.budget=tokens"), "set run.budget to steps or minutes"),
-        (("masking.final_rate=0.2", "masking.masks=static"), "--set masking.masks=dynamic"),
+        (("masking.final_rate=0.2", "masking.masks=static"), "`masking.masks=dynamic`"),
         (
             ("masking.final_rate=0.2", "examples.objective=left-to-right", "examples.pairs=none"),
             "masks nothing",

@@ -165,7 +165,7 @@ def test_a_route_with_another_parameter_than_its_body_is_reported_when_the_serve
     @router.post("/two")
     async def two(request: ClassifyRequest, text: str) -> str: ...
 
-    with pytest.raises(AssertionError, match=r"/two: two\(\) takes .*'request', 'text'"):
+    with pytest.raises(AssertionError, match=r"/two: two\(\) must take .*'request', 'text'"):
         JsonRoutes(None, router.routes)
 
 

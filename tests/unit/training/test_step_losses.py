@@ -84,7 +84,7 @@ def test_a_loss_that_does_not_fit_is_one_line(cut):
     with pytest.raises(DoesNotFit) as raised:
         learned(objective, cut)
     line = raised.value.line()
-    assert "the loss over the 4 rows of a step does not fit into memory; take fewer rows" in line
+    assert "the loss over the 4 rows of a step does not fit into memory; use a smaller batch" in line
 
 
 def test_any_other_error_of_a_loss_passes_through():
