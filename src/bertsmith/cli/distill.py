@@ -26,7 +26,7 @@ TEACHERS = ("distill.teacher", "distill.teachers")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistillRequest(options.Machine):
+class DistillRequest(options.Budget, options.Machine):
     """A distillation on text, or on a task."""
 
     teacher: Annotated[
@@ -51,16 +51,6 @@ class DistillRequest(options.Machine):
         Setting("start.model", derived=["start.model"]),
         Option(metavar="MODEL", help="A separate student: a model, or on text a preset or a recipe file."),
     ] = ""
-    steps: Annotated[
-        int | None,
-        Setting("run.steps", also={"run.budget": "steps"}),
-        Option(help="Budget in steps (run.steps)."),
-    ] = None
-    minutes: Annotated[
-        float | None,
-        Setting("run.minutes", also={"run.budget": "minutes"}),
-        Option(help="Budget in minutes (run.minutes)."),
-    ] = None
     epochs: Annotated[
         float | None, Setting("run.epochs"), Option(help="For a task: passes through the data (run.epochs).")
     ] = None

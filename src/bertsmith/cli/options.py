@@ -121,6 +121,23 @@ class Machine(Request):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Budget(Request):
+    """The length of a training on text."""
+
+    general: ClassVar[bool] = True
+    steps: Annotated[
+        int | None,
+        Setting("run.steps", also={"run.budget": "steps"}),
+        Option(help="Budget in steps (run.steps)."),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        Setting("run.minutes", also={"run.budget": "minutes"}),
+        Option(help="Budget in minutes (run.minutes)."),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Rates(Request):
     """The length and the learning rate of a fine-tuning."""
 

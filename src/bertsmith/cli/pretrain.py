@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainRequest(options.Machine):
+class PretrainRequest(options.Budget, options.Machine):
     """A pre-training, or a sweep of several."""
 
     recipe: Annotated[str, Argument(metavar="RECIPE", help="auto, a preset (bert-base) or a TOML file.")] = (
@@ -49,16 +49,6 @@ class PretrainRequest(options.Machine):
         Setting("start.add_words"),
         Option(metavar="FILE", help="Words added to that model's vocabulary."),
     ] = ""
-    steps: Annotated[
-        int | None,
-        Setting("run.steps", also={"run.budget": "steps"}),
-        Option(help="Budget in steps (run.steps)."),
-    ] = None
-    minutes: Annotated[
-        float | None,
-        Setting("run.minutes", also={"run.budget": "minutes"}),
-        Option(help="Budget in minutes (run.minutes)."),
-    ] = None
     tokens: Annotated[
         int | None,
         Setting("run.tokens", also={"run.budget": "tokens"}),
